@@ -1,0 +1,73 @@
+"""Where the operator's files are."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gridctl.errors import ConfigError
+
+#: The kernel's limit for the path of a Unix socket is 108 bytes with the closing zero.
+_SOCKET_PATH_BYTES_MAX = 107
+
+
+@dataclass(frozen=True)
+class Home:
+    """The operator's home: `config` holds what a person wrote, `state` what gridctl writes."""
+
+    config: Path
+    state: Path
+
+    @classmethod
+    def at(cls, root: Path | str) -> "Home":
+        """Everything below one folder, as `$GRIDCTL_HOME` asks for."""
+        path = Path(root).expanduser().absolute()
+        return cls(path, path)
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str] = os.environ) -> "Home":
+        """`$GRIDCTL_HOME`, else `gridctl` below the XDG folders for configuration and state."""
+        if root := environ.get("GRIDCTL_HOME"):
+            return cls.at(root)
+        user = Path(environ.get("HOME") or Path.home())
+        config = Path(environ.get("XDG_CONFIG_HOME") or user / ".config") / "gridctl"
+        state = Path(environ.get("XDG_STATE_HOME") or user / ".local" / "state") / "gridctl"
+        return cls(config, state)
+
+    @property
+    def fleet_file(self) -> Path:
+        return self.config / "fleet.toml"
+
+    @property
+    def policy_file(self) -> Path:
+        return self.config / "policy.toml"
+
+    @property
+    def trust(self) -> Path:
+        return self.config / "trust"
+
+    @property
+    def journal(self) -> Path:
+        return self.state / "journal"
+
+    @property
+    def log(self) -> Path:
+        return self.state / "controller.log"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one controller of this home for as long as it lives."""
+        return self.state / "controller.lock"
+
+    @property
+    def holder_file(self) -> Path:
+        """The name under which this home's controllers hold leases."""
+        return self.state / "holder"
+
+    @property
+    def socket(self) -> Path:
+        """Raises `ConfigError` where the path is too long for a Unix socket."""
+        path = self.state / "controller.sock"
+        if len(os.fsencode(path)) > _SOCKET_PATH_BYTES_MAX:
+            raise ConfigError(f"{path} is too long for a Unix socket: choose a shorter $GRIDCTL_HOME")
+        return path

@@ -1,0 +1,137 @@
+"""What is out there: nodes, and the jobs, ranks and spares that their agents report."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gridagent.wire import NodeStatus, RankStatus, SpareStatus
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as this controller knows it."""
+
+    name: str
+    url: str
+    rack: str = ""
+    reachable: bool = False
+    error: str = ""  #: why it does not answer; such a node is unknown, not failed
+    seen_unix_s: float = 0.0  #: when `status` was fetched, by the controller's clock
+    skew_s: float = 0.0  #: the node's clock minus the controller's, less half of the round trip
+    status: NodeStatus | None = None  #: the last answer, kept when the node falls silent
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank of a job, and the process that holds it."""
+
+    job: str
+    rank: int
+    node: str
+    session: str
+    pid: int
+    epoch: int
+    step: int
+    state: str  #: training, frozen, finished, lost, unknown (the node does not answer)
+    gpus: list[int] = []
+    step_s_median: float = 0.0
+    t_step_unix_s: float = 0.0
+    loss: float | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A training job. `ranks` has the present holder of every rank that somebody reports."""
+
+    name: str
+    world_size: int
+    epoch: int
+    step: int
+    ranks: list[Rank]
+    state: str  #: training, finished, incomplete (a rank is missing, lost or unknown)
+
+
+class Spare(msgspec.Struct, frozen=True, kw_only=True):
+    """A parked process that can take a rank."""
+
+    node: str
+    session: str
+    state: str  #: parked, specialising, warm, taken, lost, unknown
+    rack: str = ""
+    gpus: list[int] = []
+    facts: dict[str, str] = {}
+
+
+def ranks_of(node: Node) -> list[Rank]:
+    """The rank processes of a node, frozen and finished ones included."""
+    return [_rank(node, rank) for rank in node.status.ranks] if node.status else []
+
+
+def jobs(nodes: Iterable[Node]) -> list[Job]:
+    """All jobs. Where two processes claim a rank the one that trains in the newest epoch holds it."""
+    holders: dict[str, dict[int, Rank]] = {}
+    sizes: dict[str, int] = {}
+    for node in nodes:
+        for reported in node.status.ranks if node.status else []:
+            rank = _rank(node, reported)
+            held = holders.setdefault(rank.job, {})
+            sizes[rank.job] = max(sizes.get(rank.job, 0), reported.world_size)
+            if rank.rank not in held or _claim(rank) > _claim(held[rank.rank]):
+                held[rank.rank] = rank
+    return [_job(name, sizes[name], held) for name, held in sorted(holders.items())]
+
+
+def spares(nodes: Iterable[Node]) -> list[Spare]:
+    """All spare processes, by node."""
+    return [_spare(node, spare) for node in nodes if node.status for spare in node.status.spares]
+
+
+def _claim(rank: Rank) -> tuple[bool, int, bool, int]:
+    alive = rank.state in ("training", "finished")
+    return (alive, rank.epoch, rank.state == "training", rank.step)
+
+
+def _rank(node: Node, rank: RankStatus) -> Rank:
+    state = rank.state if rank.connected or rank.state != "training" else "lost"
+    return Rank(
+        job=rank.job,
+        rank=rank.rank,
+        node=node.name,
+        session=rank.session,
+        pid=rank.pid,
+        epoch=rank.epoch,
+        step=rank.step,
+        state=state if node.reachable else "unknown",
+        gpus=rank.gpus,
+        step_s_median=rank.step_s_median,
+        t_step_unix_s=rank.t_step_unix_s,
+        loss=rank.loss,
+    )
+
+
+def _job(name: str, world_size: int, held: dict[int, Rank]) -> Job:
+    ranks = [held[rank] for rank in sorted(held)]
+    states = {rank.state for rank in ranks}
+    if len(ranks) == world_size and states == {"finished"}:
+        state = "finished"
+    elif len(ranks) == world_size and states <= {"training", "finished"}:
+        state = "training"
+    else:
+        state = "incomplete"
+    return Job(
+        name=name,
+        world_size=world_size,
+        epoch=max(rank.epoch for rank in ranks),
+        step=max(rank.step for rank in ranks),
+        ranks=ranks,
+        state=state,
+    )
+
+
+def _spare(node: Node, spare: SpareStatus) -> Spare:
+    state = spare.state if spare.connected else "lost"
+    return Spare(
+        node=node.name,
+        session=spare.session,
+        state=state if node.reachable else "unknown",
+        rack=node.status.rack if node.status else node.rack,
+        gpus=spare.gpus,
+        facts=spare.facts,
+    )

@@ -1,0 +1,119 @@
+"""What is intended: plans, their steps and calls, and the gate in front of them."""
+
+from typing import Any
+
+import msgspec
+
+from gridagent.wire import Blocker, Member
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/plan: what somebody wants."""
+
+    node: str  #: the node that should be left
+    to: str = ""  #: the node of the spare; "" lets gridctl choose
+    job: str = ""  #: needed only where ranks of several jobs run on the node
+    devices: list[str] = []  #: ["gpu:1"]: only the ranks on these devices; [] moves all ranks of the node
+    incident: str = ""  #: "" opens one of kind "manual"
+    who: str = ""
+    runbook: str = "hot-swap"
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank changes its process."""
+
+    rank: int
+    source: Member
+    target: Member
+    gpus: list[int] = []  #: at the source
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan costs, before anybody confirms it. Durations are estimates, not promises."""
+
+    steps_lost: int
+    pause_s: float
+    preparation_s: float  #: training goes on meanwhile
+    state_bytes: int
+    usd: float | None = None  #: of the pause, all ranks waiting; None without a price
+    basis: str = ""  #: what the estimate rests on
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation of an agent, as data.
+
+    A value in `args` may be a reference that is resolved when the call is made:
+    `{"$result": [STEP, INDEX]}` is the value of an earlier call of the same run, and
+    `{"$launch": {"node", "job", "rank", "sha256"}}` is fetched from that node's agent and must have
+    this digest. So a command line never stands in a plan or a journal.
+    """
+
+    node: str
+    url: str
+    kind: str
+    job: str = ""
+    args: dict[str, Any] = {}
+    deadline_s: float = 60.0
+    tolerate: list[str] = []  #: refusal codes that mean "already so"
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step: its calls are made at the same time, and all must succeed."""
+
+    name: str
+    text: str
+    calls: list[Call] = []
+    precheck: str = ""  #: name of a check in `gridctl.runbook.checks`, "" for none
+    verify: str = ""  #: likewise, after the calls
+    inverse: list[Call] = []
+    deadline_s: float = 60.0
+    commits: bool = False  #: the point of no return: how it ended is asked for until it is known
+    watch_steps: int = 0  #: instead of calls: so many steps of the job are waited for
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is confirmed is what is run: `digest` covers everything else in here."""
+
+    id: str
+    runbook: str
+    incident: str
+    who: str
+    node: str
+    job: str
+    devices: list[str]
+    created_unix_s: float
+    expires_unix_s: float
+    handover: str
+    epoch_from: int
+    epoch_to: int
+    chair: Member
+    moves: list[Move]
+    members: list[Member]
+    steps: list[Step]
+    relied_on: dict[str, str]  #: facts that must not have changed when the plan is applied
+    cost: Cost
+    bit_identical: bool
+    blockers: list[Blocker] = []  #: none is fatal: a plan with a fatal one is never made
+    notes: list[str] = []
+    digest: str = ""
+
+
+class DryCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as a dry run shows it."""
+
+    step: str
+    when: str  #: "do" or "undo"
+    method: str
+    url: str
+    kind: str = ""
+    args: dict[str, Any] = {}
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How somebody confirmed a plan: by typing the node's name, or with --yes. Both need a reason."""
+
+    digest: str
+    who: str
+    reason: str = ""
+    typed: str = ""
+    yes: bool = False

@@ -1,0 +1,81 @@
+"""What happened: runs and incidents. Both are folds over the journal, whose records are described here.
+
+Data of the journal's records, by kind (all carry `incident` where there is one):
+
+    finding   a finding of `gridctl.detect`
+    decision  a decision of `gridctl.detect`, also a suppressed one
+    incident  {"incident", "state": open|closed, "kind", "node", "job", "title"}
+    plan      {"incident", "plan": Plan}
+    gate      {"incident", "plan": ID, "run", "digest", "who", "reason", "typed", "yes"}
+    run       {"incident", "run", "plan": ID, "node", "job", "state", "code", "text", "who"}
+    step      {"incident", "run", "step", "index", "state", "attempt", "code", "text", "values": [...]}
+    lease     {"incident", "run", "fence", "holder", "granted": [node]}
+    audit     {"what", "who", "reason", ...}: freeze, thaw, abort, rollback, resume
+    note      {"incident", "run", "node", "phase", "handover", "detail"}: a phase that an agent told of
+
+States of a run: running, held (stopped, needs a person), and the ends done, aborted, rolled-back, failed.
+States of a step: started, done, failed; undoing, undone, undo-failed.
+"""
+
+from typing import Any
+
+import msgspec
+
+ENDS = ("done", "aborted", "rolled-back", "failed")
+
+
+class StepRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A step as it went."""
+
+    name: str
+    text: str
+    state: str  #: planned, or a state of the journal's `step` records
+    code: str = ""
+    error: str = ""
+    started_unix_s: float = 0.0
+    ended_unix_s: float = 0.0
+    values: list[Any] = []
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/run/ID. A run that no controller drives at the moment is "interrupted"."""
+
+    id: str
+    plan: str
+    incident: str
+    node: str
+    job: str
+    who: str
+    state: str
+    code: str = ""
+    text: str = ""
+    started_unix_s: float = 0.0
+    ended_unix_s: float = 0.0
+    steps: list[StepRun] = []
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of a timeline."""
+
+    t_unix_s: float
+    kind: str
+    what: str
+    seq: int = 0
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/incident/ID"""
+
+    id: str
+    kind: str
+    state: str  #: open or closed
+    title: str
+    node: str
+    job: str = ""
+    opened_unix_s: float = 0.0
+    closed_unix_s: float = 0.0
+    findings: list[dict[str, Any]] = []
+    decision: dict[str, Any] = {}
+    plans: list[str] = []
+    runs: list[str] = []
+    timeline: list[Moment] = []
