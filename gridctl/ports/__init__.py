@@ -1,0 +1,1 @@
+"""The outside, one file each. Nothing here decides."""

@@ -1,0 +1,178 @@
+"""The nodes' agents, over HTTPS with client certificates (docs/architecture.md, "Contracts")."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from gridagent.wire import (
+    FreezeRequest,
+    LaunchSpec,
+    LeaseReply,
+    LeaseRequest,
+    NodeStatus,
+    OpRequest,
+    OpStatus,
+    Refusal,
+    StreamRecord,
+)
+from gridctl.errors import GridctlError
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+CONNECT_S = 3.0
+READ_S = 10.0
+#: An agent that has nothing to say sends a beat more often than this; silence means a dead connection.
+STREAM_SILENCE_S = 60.0
+BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class AgentError(GridctlError):
+    """A call of an agent brought no answer of the contract."""
+
+
+class AgentUnreachable(AgentError):
+    """No whole answer came: whether the call took effect is unknown. Asking again with the same id is safe."""
+
+
+class AgentRefused(AgentError):
+    """The agent answered that it does not do it. `code` is a stable word, `status` the HTTP status."""
+
+    def __init__(self, code: str, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+        self.status = status
+
+
+class Agents:
+    """All agents of a fleet, with connections that are kept. Close it on the loop that used it."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        import httpx
+
+        self._client = httpx.AsyncClient(
+            verify=context,
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=64, keepalive_expiry=30.0),
+            timeout=_timeout(READ_S),
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def status(self, url: str) -> NodeStatus:
+        return await self._call("GET", f"{url}/v1/status", NodeStatus)
+
+    async def launch(self, url: str, job: str, rank: int) -> LaunchSpec:
+        return await self._call("GET", f"{url}/v1/launch", LaunchSpec, params={"job": job, "rank": rank})
+
+    async def lease(self, url: str, request: LeaseRequest) -> LeaseReply:
+        return await self._call("POST", f"{url}/v1/lease", LeaseReply, body=request)
+
+    async def freeze(self, url: str, request: FreezeRequest) -> None:
+        await self._call("POST", f"{url}/v1/freeze", dict[str, Any], body=request)
+
+    async def operate(self, url: str, request: OpRequest) -> OpStatus:
+        """Starts the operation, or joins the one with this id; returns when it has ended."""
+        return await self._call(
+            "POST", f"{url}/v1/ops", OpStatus, body=request, read_s=request.deadline_s + READ_S
+        )
+
+    async def op(self, url: str, op: str, wait_s: float = 0.0) -> OpStatus:
+        return await self._call(
+            "GET", f"{url}/v1/ops/{op}", OpStatus, params={"wait_s": wait_s}, read_s=wait_s + READ_S
+        )
+
+    async def stream(self, url: str, after: int) -> AsyncIterator[StreamRecord]:
+        """Records with a seq above `after` until the connection ends. Raises `AgentError`."""
+        import httpx
+
+        decode = msgspec.json.Decoder(StreamRecord).decode
+        target = f"{url}/v1/stream"
+        try:
+            async with self._client.stream(
+                "GET", target, params={"after": after}, timeout=_timeout(STREAM_SILENCE_S)
+            ) as response:
+                if response.status_code >= 400:
+                    await response.aread()
+                    raise _refusal(response)
+                async for line in response.aiter_lines():
+                    if line:
+                        yield decode(line)
+        except (httpx.HTTPError, msgspec.MsgspecError) as error:
+            raise _unreachable(target, error) from error
+
+    async def _call(
+        self,
+        method: str,
+        url: str,
+        answer: type[T],
+        *,
+        params: dict[str, str | int | float] | None = None,
+        body: msgspec.Struct | None = None,
+        read_s: float = READ_S,
+    ) -> T:
+        import httpx
+
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {} if body is None else {"content-type": "application/json"}
+        try:
+            response = await self._client.request(
+                method, url, params=params, content=content, headers=headers, timeout=_timeout(read_s)
+            )
+        except httpx.HTTPError as error:
+            raise _unreachable(url, error) from error
+        if response.status_code >= 400:
+            raise _refusal(response)
+        try:
+            return msgspec.json.decode(response.content, type=answer)
+        except msgspec.MsgspecError as error:
+            raise AgentRefused("version-skew", f"{url} answered something else: {error}") from error
+
+
+async def follow(
+    agents: Agents,
+    url: str,
+    after: int,
+    on_error: Callable[[AgentError], None] = lambda error: None,
+) -> AsyncIterator[StreamRecord]:
+    """The stream of an agent for ever: reconnects with growing pauses, resumes after the last seq,
+    yields no record twice."""
+    failures = 0
+    while True:
+        try:
+            async for record in agents.stream(url, after):
+                failures = 0
+                if record.seq > after:
+                    after = record.seq
+                    yield record
+        except AgentError as error:
+            on_error(error)
+        await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+        failures += 1
+
+
+def _timeout(read_s: float) -> "httpx.Timeout":
+    import httpx
+
+    return httpx.Timeout(connect=CONNECT_S, read=read_s, write=READ_S, pool=READ_S)
+
+
+def _refusal(response: "httpx.Response") -> AgentRefused:
+    try:
+        refusal = msgspec.json.decode(response.content, type=Refusal)
+    except msgspec.MsgspecError:
+        text = f"{response.request.url} answered {response.status_code} without a reason"
+        return AgentRefused("bad-answer", text, response.status_code)
+    return AgentRefused(refusal.code, refusal.text, response.status_code)
+
+
+def _unreachable(url: str, error: Exception) -> AgentUnreachable:
+    what = str(error) or type(error).__name__
+    return AgentUnreachable(f"{url} gave no answer: {what}")
