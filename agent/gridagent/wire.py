@@ -261,6 +261,8 @@ class MeetRequest(Message):
 
 
 class MeetReply(Message):
+    """Where the process that was met listens, and its half of the key agreement."""
+
     public_key: bytes
     host: str
     port: int
@@ -329,6 +331,8 @@ class SpareStatus(Message):
 
 
 class OpStatus(Message):
+    """How an operation stands; `value` is what its kind answers, once it is done."""
+
     id: str
     kind: str
     run: str
@@ -380,6 +384,8 @@ class LeaseRequest(Message):
 
 
 class LeaseReply(Message):
+    """Who holds the node's lease now, and for how long yet."""
+
     granted: bool
     fence: int  #: highest seen
     holder: str
