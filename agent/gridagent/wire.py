@@ -26,8 +26,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of all messages: immutable, keyword only, defaults are not sent."""
 
 
-# --------------------------------------------------------------------------------------------------
-# Unix socket: training process (or parked spare) -> agent
+# ---- Unix socket: training process (or parked spare) -> agent
 
 
 class Hello(Message, tag="hello"):
@@ -142,8 +141,7 @@ class Answer(Message, tag="answer"):
 ToSession = Command | Answer
 
 
-# --------------------------------------------------------------------------------------------------
-# What the commands carry
+# ---- What the commands carry
 
 
 class Blocker(Message):
@@ -296,8 +294,7 @@ class CutReport(Message):
     t_resume_unix_s: float = 0.0
 
 
-# --------------------------------------------------------------------------------------------------
-# HTTPS: controller -> agent
+# ---- HTTPS: controller -> agent
 
 
 class RankStatus(Message):
@@ -432,8 +429,7 @@ class MeetCall(Message):
     request: MeetRequest
 
 
-# --------------------------------------------------------------------------------------------------
-# HTTPS: agent -> controller, GET /v1/stream?after=SEQ
+# ---- HTTPS: agent -> controller, GET /v1/stream?after=SEQ
 
 
 class StreamRecord(Message):
@@ -452,8 +448,7 @@ class StreamRecord(Message):
     v: dict[str, Any] = {}
 
 
-# --------------------------------------------------------------------------------------------------
-# Framing on the Unix socket
+# ---- Framing on the Unix socket
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_from_session = msgspec.msgpack.Decoder(FromSession).decode
