@@ -1,0 +1,102 @@
+"""Takes the wrapper off a kernel log line.
+
+Known wrappers, as printed by dmesg (plain, -T, -x, --time-format iso), by syslog with and without a
+year, and by /dev/kmsg itself. What comes from a process and not from the kernel is marked as such:
+anybody may write to a log, also a line that looks like a driver's.
+"""
+
+import calendar
+import re
+
+import msgspec
+
+#: The kernel cuts its own lines at about 1 kB; what is longer is read up to here.
+LINE_CHARS_MAX = 8192
+
+_MONTHS = {
+    name: number
+    for number, name in enumerate(
+        ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), start=1
+    )
+}
+_ISO = (
+    r"(?P<date>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
+)
+_UPTIME = re.compile(r"\[ *(?P<uptime>\d{1,10}\.\d{1,9})\] ?")
+_CTIME = re.compile(
+    r"\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) {1,2}(?P<day>\d{1,2}) "
+    r"(?P<clock>\d\d:\d\d:\d\d) (?P<year>\d{4})\] ?"
+)
+_FACILITY = re.compile(r"(?P<facility>[a-z][a-z0-9]{1,9}) *:(?P<level>[a-z]{3,7}) *: ")
+_KMSG = re.compile(r"(?P<priority>\d{1,4}),(?P<seq>\d{1,20}),(?P<usec>\d{1,20}),[^;]{1,64};")
+_DMESG_ISO = re.compile(_ISO + r" (?=\S)")
+_SYSLOG_ISO = re.compile(_ISO + r" (?P<host>\S{1,255}) (?P<program>[^:\[\] ]{1,64})(?:\[\d{1,10}\])?: ")
+_SYSLOG = re.compile(
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "
+    r"(?P<host>\S{1,255}) (?P<program>[^:\[\] ]{1,64})(?:\[\d{1,10}\])?: "
+)
+
+
+class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A log line without its wrapper."""
+
+    message: str
+    kernel: bool = True  #: False: a process wrote it, whatever it says
+    host: str = ""
+    t_unix_s: float | None = None  #: None where the wrapper has no full date; no zone is read as UTC
+    uptime_s: float | None = None
+
+
+def unwrap(line: str) -> KernelLine:
+    """The message of a log line, and what its wrapper tells. Without a known wrapper all is message."""
+    line = line[:LINE_CHARS_MAX].rstrip("\r\n")
+    if match := _KMSG.match(line):
+        text = line[match.end() :].replace("\\x0a", "\n")
+        kernel = int(match["priority"]) >> 3 == 0  # user space cannot write with the kernel's facility
+        return KernelLine(message=text, kernel=kernel, uptime_s=int(match["usec"]) / 1e6)
+    facility = _FACILITY.match(line)
+    kernel = facility is None or facility["facility"] == "kern"
+    rest = line[facility.end() :] if facility else line
+    for pattern in (_SYSLOG_ISO, _SYSLOG) if facility is None else ():
+        if match := pattern.match(rest):
+            message, uptime_s = _without_uptime(rest[match.end() :])
+            return KernelLine(
+                message=message,
+                kernel=match["program"] == "kernel",
+                host=match["host"],
+                t_unix_s=_iso(match) if pattern is _SYSLOG_ISO else None,
+                uptime_s=uptime_s,
+            )
+    if match := _DMESG_ISO.match(rest):
+        return KernelLine(message=rest[match.end() :], kernel=kernel, t_unix_s=_iso(match))
+    if match := _CTIME.match(rest):
+        t_unix_s = _unix(match["year"], _MONTHS.get(match["month"], 0), match["day"], match["clock"])
+        return KernelLine(message=rest[match.end() :], kernel=kernel, t_unix_s=t_unix_s)
+    message, uptime_s = _without_uptime(rest)
+    return KernelLine(message=message, kernel=kernel, uptime_s=uptime_s)
+
+
+def _without_uptime(text: str) -> tuple[str, float | None]:
+    match = _UPTIME.match(text)
+    return (text[match.end() :], float(match["uptime"])) if match else (text, None)
+
+
+def _iso(match: re.Match[str]) -> float | None:
+    year, month, day = match["date"].split("-")
+    t_unix_s = _unix(year, int(month), day, match["clock"])
+    if t_unix_s is None:
+        return None
+    zone = match["zone"] or "Z"
+    if zone != "Z":
+        offset_s = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
+        t_unix_s -= offset_s if zone[0] == "+" else -offset_s
+    return t_unix_s + (float(f"0.{match['fraction']}") if match["fraction"] else 0.0)
+
+
+def _unix(year: str, month: int, day: str, clock: str) -> float | None:
+    hour, minute, second = (int(part) for part in clock.split(":"))
+    try:
+        return float(calendar.timegm((int(year), month, int(day), hour, minute, second)))
+    except ValueError:
+        return None

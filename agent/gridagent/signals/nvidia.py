@@ -1,0 +1,166 @@
+"""What the NVIDIA kernel driver prints: Xid lines, a GPU that left the bus, failed initialisation.
+
+Forms as printed by the open kernel modules (github.com/NVIDIA/open-gpu-kernel-modules) and described in
+NVIDIA's Xid documentation (docs.nvidia.com/deploy/xid-errors). The name of a process is chosen by its
+user and printed as it is: it may hold commas, brackets or the beginning of another Xid line. So patterns
+match from the start of the message only, and nothing that decides is looked for inside the name.
+"""
+
+import re
+
+import msgspec
+
+from gridagent.signals.lines import unwrap
+
+_PCI = re.compile(
+    r"(?:PCI:)?([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.([0-7]))?(?![0-9A-Fa-f:.])"
+)
+_XID = re.compile(r"NVRM: Xid \((?P<device>[^()]{1,64})\): (?P<xid>\d{1,5})(?:, (?P<rest>.*))?\s*", re.DOTALL)
+_MIG = re.compile(r"GPU-I:\d{2}(?: GPU-CI:\d{2})?")
+_PID = re.compile(r"pid=(?:(\d{1,10})|'?<unknown>'?)(?:, name=)?")
+_CAUSED_BY = re.compile(r" caused by previous Xid (\d{1,5})\s*$")
+_RECOVERY = re.compile(
+    r"GPU recovery action changed from 0x[0-9a-f]{1,8} \([^()]{1,40}\) "
+    r"to 0x([0-9a-f]{1,8}) \([^()]{1,40}\)\s*$"
+)
+_TEXT_START = re.compile(
+    r"(?:Ch |[Cc]hannel |Contained|Uncontained|GPU |Timeout|DBE|Row Remapper|Graphics |Class Error|NVLink|"
+    r"Additional to|intr |MMU Fault|errorString|An unrec|High single|SPI |[A-Z]{3,6}_[A-Z_]{3,})"
+)
+#: A process name has at most 15 characters (TASK_COMM_LEN less the closing zero).
+_NAME_CHARS_MAX = 15
+
+_LOST = re.compile(r"NVRM: GPU (?:at )?(?P<pci>[0-9A-Fa-f:.PCI]{7,24}): GPU has fallen off the bus")
+_LOST_BEGIN = re.compile(r"NVRM: The NVIDIA GPU (?P<pci>[0-9A-Fa-f:.]{7,20})")
+_LOST_END = re.compile(
+    r"\s*(?:NVRM: )?(?:installed in this system has )?fallen off the bus and is not responding"
+)
+_LOST_ANYWHERE = re.compile(r"\bhas\s+fallen off the bus and is not responding")
+_INIT_FAILED = re.compile(
+    r"NVRM: GPU (?P<pci>[0-9A-Fa-f:.]{7,20}): (?:RmInitAdapter failed|rm_init_adapter failed)"
+)
+_INTERESTING = ("NVRM: ", "fallen off", "installed in")
+#: Other records may stand between the first and the last line of the form without a number.
+_PENDING_LINES = 64
+
+
+class Xid(msgspec.Struct, frozen=True, kw_only=True, tag="xid"):
+    """An Xid line. `pci` is "dddd:bb:dd.f" in lower case, "" if it cannot be read."""
+
+    pci: str
+    xid: int
+    text: str = ""
+    pid: int | None = None
+    process: str = ""  #: as its user named it: data, never markup
+    mig: str = ""  #: GPU instance and compute instance, where the GPU is partitioned
+    caused_by: int | None = None  #: an earlier Xid of which this one is only the consequence
+    recovery_action: int | None = None  #: of Xid 154: the value of NVML field 230
+
+
+class GpuLost(msgspec.Struct, frozen=True, kw_only=True, tag="gpu_lost"):
+    """A GPU has fallen off the bus, told without an Xid number. It means what Xid 79 means."""
+
+    pci: str
+
+
+class InitFailed(msgspec.Struct, frozen=True, kw_only=True, tag="init_failed"):
+    """The driver could not initialise a GPU."""
+
+    pci: str
+
+
+Event = Xid | GpuLost | InitFailed
+
+
+def canonical_pci(text: str) -> str:
+    """A PCI address as "dddd:bb:dd.f", lower case, function 0 if none is given; "" if it is none."""
+    match = _PCI.match(text.strip()[:40])
+    if match is None:
+        return ""
+    domain, bus, device, function = match.groups()
+    return f"{int(domain, 16):04x}:{bus}:{device}.{function or 0}".lower()
+
+
+def burst_key(event: Event) -> tuple[str, str, int, int, str]:
+    """What makes two events repeats of one. A teardown (45) names another channel each time."""
+    if isinstance(event, Xid):
+        text = "" if event.xid == 45 and event.caused_by is None else event.text[:160]
+        return ("xid", event.pci, event.xid, event.pid or 0, text)
+    return (type(event).__name__, event.pci, 0, 0, "")
+
+
+class KernelParser:
+    """Reads the kernel log of one node, line by line; remembers only a message that is still unfinished."""
+
+    def __init__(self) -> None:
+        self._pending_pci = ""
+        self._pending_lines = 0
+
+    def feed(self, line: str) -> list[Event]:
+        """Events of one log line in any known wrapper; [] for everything else, whatever it contains."""
+        if not any(word in line for word in _INTERESTING):
+            self._pending_lines -= 1
+            return []
+        record = unwrap(line)
+        if not record.kernel:
+            return []
+        return [event for part in record.message.split("\n") if (event := self._message(part)) is not None]
+
+    def _message(self, message: str) -> Event | None:
+        self._pending_lines -= 1
+        if message.startswith("NVRM: Xid ("):
+            return _xid(message)
+        if match := _LOST.match(message):
+            return GpuLost(pci=canonical_pci(match["pci"]))
+        if match := _INIT_FAILED.match(message):
+            return InitFailed(pci=canonical_pci(match["pci"]))
+        if match := _LOST_BEGIN.match(message):
+            self._pending_pci, self._pending_lines = canonical_pci(match["pci"]), _PENDING_LINES
+            return self._lost() if _LOST_ANYWHERE.search(message, match.end()) else None
+        return self._lost() if _LOST_END.match(message) else None
+
+    def _lost(self) -> GpuLost:
+        pci = self._pending_pci if self._pending_lines > 0 else ""
+        self._pending_pci, self._pending_lines = "", 0
+        return GpuLost(pci=pci)
+
+
+def _xid(message: str) -> Xid | None:
+    match = _XID.fullmatch(message)
+    if match is None:
+        return None
+    pid, process, text = _process(match["rest"] or "")
+    xid = int(match["xid"])
+    cause = _CAUSED_BY.search(text)
+    recovery = _RECOVERY.match(text) if xid == 154 else None
+    mig = _MIG.search(match["device"])
+    return Xid(
+        pci=canonical_pci(match["device"]),
+        xid=xid,
+        text=text.strip(),
+        pid=pid,
+        process=process,
+        mig=mig[0] if mig else "",
+        caused_by=int(cause[1]) if cause else None,
+        recovery_action=int(recovery[1], 16) if recovery else None,
+    )
+
+
+def _process(rest: str) -> tuple[int | None, str, str]:
+    """Splits "pid=P, name=S, text". All parts but the text may be missing."""
+    match = _PID.match(rest)
+    if match is None:
+        return None, "", rest
+    pid = int(match[1]) if match[1] else None
+    after = rest[match.end() :]
+    if not match[0].endswith("name="):
+        return pid, "", after.removeprefix(", ")
+    if after.startswith("<unknown>"):
+        return pid, "", after.removeprefix("<unknown>").removeprefix(", ")
+    ends = [at for at in range(_NAME_CHARS_MAX + 1) if after.startswith(", ", at)]
+    for at in ends:
+        if _TEXT_START.match(after, at + 2):
+            return pid, after[:at], after[at + 2 :]
+    if ends:
+        return pid, after[: ends[0]], after[ends[0] + 2 :]
+    return pid, after[:_NAME_CHARS_MAX], after[_NAME_CHARS_MAX:]

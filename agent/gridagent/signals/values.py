@@ -1,0 +1,33 @@
+"""Numbers as drivers give them, where many a number means "unknown".
+
+Unknown is neither zero nor healthy. Sources: the strings that nvidia-smi prints for a value that it
+cannot read, and DCGM's blank values (its header `dcgm_structs.h`): a base with up to 15 reasons above it.
+"""
+
+import math
+
+_INT32_BLANK = 0x7FFFFFF0
+_INT64_BLANK = 0x7FFFFFFFFFFFFFF0
+_FP64_BLANK = float(1 << 47)
+_REASONS = 16
+
+
+def number(value: object) -> float | None:
+    """The value as a number; None for null, NaN, text such as "[N/A]" or "ERR!", and blank sentinels."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            value = float(value.strip()[:40])
+        except ValueError:
+            return None
+    if not isinstance(value, int | float):
+        return None
+    for base in (_INT32_BLANK, _INT64_BLANK, _FP64_BLANK):
+        if base <= value < base + _REASONS:
+            return None
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) else None
