@@ -193,7 +193,9 @@ _SPEAKS: Final[dict[type[Message], tuple[str, ...]]] = {  # who may say what to 
     Ready: (SURVIVOR, TARGET),
     NotReady: (SURVIVOR, TARGET),
 }
-_KINDS: Final = {kind.__name__: kind for kind in (*_SPEAKS, Arm, Go, Abort, Commit, Run, Return, Dead, Entry)}
+_KINDS: Final[dict[str, type[Message]]] = {
+    kind.__name__: kind for kind in (*_SPEAKS, Arm, Go, Abort, Commit, Run, Return, Dead, Entry)
+}
 
 
 def speakers(msg: Message) -> tuple[str, ...]:
@@ -220,9 +222,9 @@ def _lines(value: Any) -> tuple[str, ...]:
 
 
 def _owners(value: Any) -> Owners:
-    if type(value) is not dict:
-        raise ValueError("not an object")
-    return tuple(sorted((_integer(int(_text(rank))), _text(owner)) for rank, owner in value.items()))
+    if type(value) is not dict or any(str(int(_text(rank))) != rank for rank in value):
+        raise ValueError("not an object of ranks")
+    return tuple(sorted((_integer(int(rank)), _text(owner)) for rank, owner in value.items()))
 
 
 _READ: Final[dict[Any, Callable[[Any], Any]]] = {
@@ -246,9 +248,7 @@ def to_wire(msg: Message) -> dict[str, Any]:
 
 def from_wire(wire: Any) -> Message:
     """The message or record that `to_wire` wrote. Raises TransactionError on anything else."""
-    kind = (
-        _KINDS.get(wire.get("type")) if isinstance(wire, dict) and isinstance(wire.get("type"), str) else None
-    )
+    kind = _KINDS.get(str(wire.get("type"))) if isinstance(wire, dict) else None
     if kind is None:
         raise TransactionError("hand-over message of unknown type: the peer speaks another version")
     readers = {field.name: _READ[field.type] for field in fields(kind)}
@@ -260,7 +260,8 @@ def from_wire(wire: Any) -> Message:
             values[name] = read(wire[name])
         except ValueError as error:
             raise TransactionError(f"hand-over message {kind.__name__}: {name}: {error}") from None
-    return kind(**values)
+    msg: Message = kind(**values)
+    return msg
 
 
 @dataclass(frozen=True, slots=True)
