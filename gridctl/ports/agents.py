@@ -37,7 +37,7 @@ class AgentError(GridctlError):
 
 
 class AgentUnreachable(AgentError):
-    """No whole answer came: whether the call took effect is unknown. Asking again with the same id is safe."""
+    """No whole answer came: whether the call took effect is unknown. Asking again with its id is safe."""
 
 
 class AgentRefused(AgentError):

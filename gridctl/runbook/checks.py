@@ -1,0 +1,197 @@
+"""Prechecks and verifications of steps, by the names that plans carry. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gridagent.wire import CutReport, SessionReport
+from gridctl.model.fleet import Node, Rank, ranks_of
+from gridctl.model.plans import Plan, Step
+from gridctl.runbook.basis import changes, of_report
+
+OWNER = "gridctl"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a check does not hold. `final`: it will not hold a moment later either."""
+
+    code: str
+    text: str
+    final: bool = True
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a check may look at."""
+
+    plan: Plan
+    step: Step
+    values: Sequence[Any]  #: of the step's calls, in their order
+    nodes: Mapping[str, Node]  #: those of the plan, asked after the calls
+
+
+Check = Callable[[Context], Problem | None]
+
+
+def _nothing(context: Context) -> Problem | None:
+    return None
+
+
+def _reports_hold(context: Context) -> Problem | None:
+    """The sessions still say what they said when the plan was made."""
+    for value in context.values:
+        try:
+            report = msgspec.convert(value, SessionReport)
+        except msgspec.ValidationError as error:
+            return Problem("version-skew", f"a session's report is not understood: {error}")
+        if report.role != "rank":
+            continue
+        if fatal := [blocker for blocker in report.blockers if blocker.fatal]:
+            return Problem("not-possible", f"rank {report.rank}: {fatal[0].text}")
+        now = of_report(report)
+        if changed := changes({key: context.plan.relied_on.get(key, "") for key in now}, now):
+            return Problem("stale-plan", f"changed since the plan was made: {'; '.join(changed)}")
+    return None
+
+
+def _cordoned(context: Context) -> Problem | None:
+    status = _status(context, context.plan.node)
+    if status is None:
+        return _unreachable(context, context.plan.node)
+    if status.cordoned:
+        return None
+    return Problem("step-failed", f"{context.plan.node} took the cordon but does not show it", final=False)
+
+
+def _warm(context: Context) -> Problem | None:
+    """Every spare has become the rank that it was made for."""
+    for move, value in zip(context.plan.moves, context.values, strict=True):
+        report = msgspec.convert(value, SessionReport)
+        if report.rank != move.rank or report.job != context.plan.job:
+            return Problem(
+                "step-failed",
+                f"the spare on {move.target.node} warmed up as rank {report.rank} of {report.job or 'no job'}"
+                f" and not as rank {move.rank} of {context.plan.job}",
+            )
+        if fatal := [blocker for blocker in report.blockers if blocker.fatal]:
+            return Problem("not-possible", f"the spare on {move.target.node}: {fatal[0].text}")
+        wanted = context.plan.relied_on.get(f"rank {move.rank} inventory", "")
+        if wanted and report.inventory and report.inventory != wanted:
+            return Problem(
+                "not-possible",
+                f"the spare on {move.target.node} built other state tensors than rank {move.rank} has:"
+                " the script does not build the same model from the same command line",
+            )
+    return None
+
+
+def _all_training(context: Context) -> Problem | None:
+    """Asked right before the pause: nobody is cut into a job that is not whole."""
+    for member in context.plan.members:
+        if member.role == "target":
+            continue
+        if _status(context, member.node) is None:
+            return _unreachable(context, member.node)
+        rank = _find(context, member.session)
+        if rank is None or rank.state != "training":
+            state = rank.state if rank else "gone"
+            return Problem(
+                "rank-silent", f"rank {member.rank} on {member.node} is {state}; nothing was paused"
+            )
+        if rank.epoch != context.plan.epoch_from:
+            return Problem(
+                "boundary-past",
+                f"rank {member.rank} is in epoch {rank.epoch}, not {context.plan.epoch_from}: another"
+                " hand-over took place; make a new plan",
+            )
+    return None
+
+
+def _committed(context: Context) -> Problem | None:
+    report = msgspec.convert(context.values[0], CutReport)
+    if report.outcome == "commit":
+        return None
+    found = "; ".join(report.found)
+    text = report.reason + (f" ({found})" if found else "")
+    if report.outcome == "returned":
+        return Problem("target-lost", f"{text}; the old members train on in epoch {report.epoch}")
+    if report.outcome == "abort":
+        return Problem("cut-aborted", f"{text}; training went on in epoch {report.epoch}")
+    return Problem("job-lost", f"{text}; the job lost a rank it cannot train without and must be requeued")
+
+
+def _released(context: Context) -> Problem | None:
+    for move in context.plan.moves:
+        if _status(context, move.source.node) is None:
+            return Problem(
+                "node-unreachable",
+                f"{move.source.node} does not answer, so whether rank {move.rank}'s old process ended is"
+                " unknown; it is fenced by its epoch and cannot train",
+                final=False,
+            )
+        rank = _find(context, move.source.session)
+        if rank and rank.state in ("training", "frozen"):
+            text = f"rank {move.rank}'s old process on {move.source.node} is still {rank.state}"
+            return Problem("step-failed", text, final=False)
+    return None
+
+
+CHECKS: dict[str, Check] = {
+    "": _nothing,
+    "reports-hold": _reports_hold,
+    "cordoned": _cordoned,
+    "warm": _warm,
+    "all-training": _all_training,
+    "committed": _committed,
+    "released": _released,
+}
+
+
+def settled(context: Context, *, final: bool) -> Problem | None:
+    """How a cut ended whose report was lost, read off the ranks: a problem of code "committed",
+    "target-lost" or "cut-aborted"; None while nobody can say.
+
+    That the old members train in the old epoch proves nothing before every deadline of the cut has
+    passed (`final`); that a target trains, or that the epoch of a return is reached, proves it at once.
+    """
+    plan = context.plan
+    sources = [_find(context, move.source.session) for move in plan.moves]
+    targets = [_find(context, move.target.session) for move in plan.moves]
+    if all(_trains(rank, plan.epoch_to) for rank in targets):
+        return Problem("committed", "the new process trains: the cut was committed")
+    if all(_trains(rank, plan.epoch_to + 1) for rank in sources):
+        text = f"the new process was lost before its first step; the old members train in {plan.epoch_to + 1}"
+        return Problem("target-lost", text)
+    if final:
+        survivors = [_find(context, m.session) for m in plan.members if m.role == "survivor"]
+        if any(_trains(rank, plan.epoch_to) for rank in survivors):
+            return Problem("committed", "the survivors train in the new epoch: the cut was committed")
+        if all(_trains(rank, plan.epoch_from) for rank in sources):
+            return Problem("cut-aborted", "the old members train on in the old epoch: the cut was called off")
+    return None
+
+
+def _trains(rank: Rank | None, epoch: int) -> bool:
+    return rank is not None and rank.epoch == epoch and rank.state in ("training", "finished")
+
+
+def _status(context: Context, name: str) -> Any:
+    node = context.nodes.get(name)
+    return node.status if node and node.reachable else None
+
+
+def _find(context: Context, session: str) -> Rank | None:
+    for node in context.nodes.values():
+        for rank in ranks_of(node):
+            if rank.session == session:
+                return rank
+    return None
+
+
+def _unreachable(context: Context, name: str) -> Problem:
+    node = context.nodes.get(name)
+    why = node.error if node else "not asked"
+    return Problem("node-unreachable", f"{name} does not answer ({why}): unknown, not failed", final=False)

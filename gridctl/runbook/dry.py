@@ -1,0 +1,76 @@
+"""What a plan would do, call by call, without doing any of it. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from gridctl.model.plans import Call, DryCall, Plan
+from gridctl.runbook.references import launches_in
+
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CRED")
+HIDDEN = "(hidden)"
+
+
+def dry_run(plan: Plan, urls: Mapping[str, str]) -> list[DryCall]:
+    """Every call that applying `plan` would make, then every call that undoing it would make.
+
+    `urls` holds all agents of the fleet: the lease is asked of each of them.
+    """
+    shown = [
+        DryCall(step="lease", when="do", method="POST", url=f"{url}/v1/lease", kind="", args={"ttl_s": "..."})
+        for _, url in sorted(urls.items())
+    ]
+    for step in plan.steps:
+        if step.precheck or step.verify:
+            shown += [
+                DryCall(step=step.name, when="do", method="GET", url=f"{url}/v1/status")
+                for url in sorted({urls.get(member.node, member.url) for member in plan.members})
+            ]
+        for call in step.calls:
+            shown += _calls(step.name, "do", call, urls)
+    for step in reversed(plan.steps):
+        for call in step.inverse:
+            shown += _calls(step.name, "undo", call, urls)
+    return shown
+
+
+def redacted(value: Any, name: str = "") -> Any:
+    """The value without anything that stands under the name of a secret."""
+    if name and _SECRET.search(name.upper()):
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return {key: redacted(inner, str(key)) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [redacted(inner) for inner in value]
+    return value
+
+
+def _calls(step: str, when: str, call: Call, urls: Mapping[str, str]) -> Iterator[DryCall]:
+    for launch in launches_in(call.args):
+        query = urlencode({"job": launch["job"], "rank": launch["rank"]})
+        yield DryCall(
+            step=step, when=when, method="GET", url=f"{urls.get(launch['node'], '')}/v1/launch?{query}"
+        )
+    yield DryCall(
+        step=step,
+        when=when,
+        method="POST",
+        url=f"{call.url}/v1/ops",
+        kind=call.kind,
+        args=redacted(_readable(call.args)),
+    )
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if "$launch" in value:
+            launch = value["$launch"]
+            return f"(launch of rank {launch['rank']} from {launch['node']}, sha256 {launch['sha256'][:12]})"
+        if "$result" in value:
+            step, index = value["$result"]
+            return f"(answer {index} of step {step})"
+        return {key: _readable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_readable(inner) for inner in value]
+    return value

@@ -1,0 +1,375 @@
+"""The engine of all runbooks: `advance(state, event) -> (state, effects)`, pure.
+
+A run goes forward step by step: precheck, calls, verification. Before the step that commits, any
+failure turns it back: the inverses of what was started run in reverse order. After it, or where
+undoing fails, the run is held for a person. The journal records come out as effects of their own,
+always before the effects that they announce, so a fold over any prefix of the journal is a state
+from which `Started` goes on; operation ids derive from run and step, so nothing is done twice.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gridctl.model.plans import Call, Plan, Step
+from gridctl.runbook.checks import CHECKS, Context, Problem, settled
+from gridctl.runbook.events import (
+    Arm,
+    BackAsked,
+    Deadline,
+    Effect,
+    Event,
+    Halted,
+    Observe,
+    Observed,
+    OpEnded,
+    Record,
+    Send,
+    Started,
+    Stop,
+    Watch,
+    Watched,
+)
+from gridctl.runbook.progress import Progress, fold
+from gridctl.runbook.watch import judge
+
+RECHECK_S = 0.5
+UNDO_DEADLINE_S = 60.0
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in some driver's hand: what the journal says, and what is outstanding."""
+
+    run: str
+    plan: Plan
+    progress: Progress = Progress()
+    stage: str = "idle"  #: idle, precheck, calls, verify, settle, undo, stopped
+    step: str = ""
+    pending: frozenset[str] = frozenset()
+    values: dict[str, Any] = {}
+    failures: dict[str, OpEnded] = {}
+    problem: Problem | None = None  #: why the verification does not hold yet
+    back: BackAsked | None = None
+
+
+Advance = tuple[RunState, list[Effect]]
+
+
+def advance(state: RunState, event: Event) -> Advance:
+    """What follows from `event`. An event that does not fit the stage is late or a repeat: ignored."""
+    match event:
+        case Started():
+            return _started(state, event)
+        case Halted():
+            return _put(state, stage="stopped", problem=Problem(event.code, event.text)), [Stop()]
+        case BackAsked():
+            return _back_asked(state, event)
+        case OpEnded() if event.op in state.pending:
+            return _op_ended(state, event)
+        case Observed() if state.stage in ("precheck", "verify", "settle"):
+            return _observed(state, event)
+        case Watched() if state.stage == "calls":
+            return _watched(state, event)
+        case Deadline() if event.token == _token(state):
+            return _deadline(state)
+    return state, []
+
+
+def committed(state: RunState) -> bool:
+    """The point of no return is behind this run."""
+    return any(step.commits and step.name in state.progress.done for step in state.plan.steps)
+
+
+def cutting(state: RunState) -> bool:
+    """The step that commits was started and its outcome is not written down."""
+    return (
+        any(
+            step.commits and step.name in state.progress.started and step.name not in state.progress.done
+            for step in state.plan.steps
+        )
+        and not state.progress.undoing
+    )
+
+
+def operations(state: RunState, name: str) -> dict[str, Call]:
+    """The operation ids of a step in its present direction, each with its call."""
+    step = _step(state.plan, name)
+    if state.progress.undoing:
+        prefix, calls = f"{state.run}.{name}.undo{state.progress.attempt}", step.inverse
+    else:
+        prefix, calls = f"{state.run}.{name}", step.calls
+    return {f"{prefix}.{index}": call for index, call in enumerate(calls)}
+
+
+# --------------------------------------------------------------------------------------------------
+# Events
+
+
+def _started(state: RunState, event: Started) -> Advance:
+    progress = state.progress
+    if progress.ended:
+        return _put(state, stage="stopped"), [Stop()]
+    held = progress.state == "held"
+    state, effects = _record_run(state, "running", who=event.who)
+    if progress.undoing:
+        if held:
+            return _then(effects, _turn_back(state, progress.code, progress.text, progress.end))
+        return _then(effects, _undo_next(state))
+    step = _next_step(state)
+    if held and event.accept and step and step.watch_steps and progress.failed == step.name:
+        text = f"accepted by {event.who}: {progress.text}"
+        return _then(effects, _complete(_put(state, step=step.name), [], text))
+    return _then(effects, _enter(state))
+
+
+def _back_asked(state: RunState, event: BackAsked) -> Advance:
+    progress = state.progress
+    if progress.ended or committed(state) or cutting(state):
+        return state, []
+    if state.stage in ("idle", "stopped"):
+        state, effects = _record_run(state, "running", who=event.who)
+        if progress.undoing:
+            return _then(effects, _turn_back(state, progress.code, progress.text, progress.end))
+        return _then(effects, _turn_back(state, "aborted", _asked(event), event.end))
+    if progress.undoing:
+        return state, []
+    if state.stage == "precheck":
+        return _turn_back(state, "aborted", _asked(event), event.end)
+    return _put(state, back=event), []  # the step in hand ends by its deadline; then back
+
+
+def _op_ended(state: RunState, event: OpEnded) -> Advance:
+    state = _put(state, pending=state.pending - {event.op})
+    if event.ok or event.code in operations(state, state.step)[event.op].tolerate:
+        state = _put(state, values={**state.values, event.op: event.value})
+    else:
+        state = _put(state, failures={**state.failures, event.op: event})
+    return (state, []) if state.pending else _all_ended(state)
+
+
+def _all_ended(state: RunState) -> Advance:
+    if state.stage == "undo":
+        return _undone(state)
+    step = _step(state.plan, state.step)
+    if not state.failures:
+        return _verify(state, step)
+    if step.commits and any(failure.began for failure in state.failures.values()):
+        return _settle(state, step)
+    failure = next(iter(state.failures.values()))
+    return _fail(state, Problem(failure.code or "step-failed", failure.text))
+
+
+def _observed(state: RunState, event: Observed) -> Advance:
+    step = _step(state.plan, state.step)
+    context = Context(plan=state.plan, step=step, values=_values(state, step), nodes=event.nodes)
+    if state.stage == "settle":
+        verdict = settled(context, final=state.problem is not None)
+        return _settled(state, verdict)
+    problem = CHECKS[step.precheck if state.stage == "precheck" else step.verify](context)
+    if problem is None:
+        return _begin(state, step) if state.stage == "precheck" else _complete(state, context.values)
+    if problem.final or state.stage == "precheck":
+        return _fail(state, problem)
+    return _put(state, problem=problem), [Observe(RECHECK_S)]
+
+
+def _watched(state: RunState, event: Watched) -> Advance:
+    verdict = judge(event.before, event.after)
+    if not event.complete and not verdict.problem:
+        return _fail(state, Problem("rank-silent", "the job stopped before all steps of the watch were done"))
+    if verdict.problem:
+        return _fail(state, Problem("out-of-band", verdict.problem))
+    return _complete(state, [msgspec.to_builtins(verdict)])
+
+
+def _deadline(state: RunState) -> Advance:
+    step = _step(state.plan, state.step)
+    if state.stage == "settle":  # whatever still ran has ended by now: one last, final look
+        return _put(state, problem=Problem("outcome-unknown", _unknown(state))), [Observe()]
+    if state.stage in ("calls", "undo") and state.pending:
+        silent = {
+            op: OpEnded(op, False, code="rank-silent", text=_silent(call, step, state))
+            for op, call in operations(state, state.step).items()
+            if op in state.pending
+        }
+        return _all_ended(_put(state, pending=frozenset(), failures={**state.failures, **silent}))
+    text = f"step {step.name}: not verified within {step.deadline_s:g} s"
+    return _fail(state, state.problem or Problem("rank-silent", text))
+
+
+# --------------------------------------------------------------------------------------------------
+# Forward
+
+
+def _enter(state: RunState) -> Advance:
+    if state.back:
+        return _turn_back(state, "aborted", _asked(state.back), state.back.end)
+    step = _next_step(state)
+    if step is None:
+        state, effects = _record_run(state, "done")
+        return _put(state, stage="stopped"), [*effects, Stop()]
+    state = _put(state, step=step.name, pending=frozenset(), values={}, failures={}, problem=None)
+    if step.precheck and step.name not in state.progress.started:
+        state = _put(state, stage="precheck")
+        return state, [Arm(_token(state), step.deadline_s), Observe()]
+    return _begin(state, step)
+
+
+def _begin(state: RunState, step: Step) -> Advance:
+    effects: list[Effect] = []
+    if step.name not in state.progress.started:
+        state, effects = _record_step(state, "started")
+    state = _put(state, stage="calls", pending=frozenset(operations(state, step.name)))
+    arm = Arm(_token(state), step.deadline_s)
+    if step.calls:
+        sends = [Send(op, call) for op, call in operations(state, step.name).items()]
+        return state, [*effects, arm, *sends]
+    if step.watch_steps:
+        return state, [*effects, arm, Watch(step.watch_steps)]
+    return _then(effects, _verify(state, step))
+
+
+def _verify(state: RunState, step: Step) -> Advance:
+    if not step.verify:
+        return _complete(state, _values(state, step))
+    state = _put(state, stage="verify")
+    return state, [Arm(_token(state), step.deadline_s), Observe()]
+
+
+def _complete(state: RunState, values: Sequence[Any], text: str = "") -> Advance:
+    state, effects = _record_step(state, "done", values=list(values), text=text)
+    return _then(effects, _enter(state))
+
+
+def _settle(state: RunState, step: Step) -> Advance:
+    """The call that commits brought no report: its outcome is read off the ranks themselves."""
+    state = _put(state, stage="settle")
+    return state, [Arm(_token(state), step.deadline_s), Observe()]
+
+
+def _settled(state: RunState, verdict: Problem | None) -> Advance:
+    if verdict is None:
+        return _hold(state, state.problem) if state.problem else (state, [Observe(2 * RECHECK_S)])
+    if verdict.code == "committed":
+        return _complete(state, [None], verdict.text)
+    return _fail(state, verdict)
+
+
+def _fail(state: RunState, problem: Problem) -> Advance:
+    state, effects = _record_step(state, "failed", code=problem.code, text=problem.text)
+    if committed(state):
+        return _then(effects, _hold(state, problem))
+    return _then(effects, _turn_back(state, problem.code, problem.text, "aborted"))
+
+
+def _hold(state: RunState, problem: Problem) -> Advance:
+    state, effects = _record_run(state, "held", code=problem.code, text=problem.text)
+    return _put(state, stage="stopped"), [*effects, Stop()]
+
+
+# --------------------------------------------------------------------------------------------------
+# Back
+
+
+def _turn_back(state: RunState, code: str, text: str, end: str) -> Advance:
+    attempt = state.progress.attempt + 1
+    state, effects = _record_run(state, "turning-back", code=code, text=text, end=end, attempt=attempt)
+    return _then(effects, _undo_next(_put(state, back=None)))
+
+
+def _undo_next(state: RunState) -> Advance:
+    progress = state.progress
+    for name in reversed(progress.started):
+        if name in progress.undone or name in progress.leftover or not _step(state.plan, name).inverse:
+            continue
+        state = _put(state, stage="undo", step=name, values={}, failures={}, problem=None)
+        state, effects = _record_step(state, "undoing", attempt=progress.attempt)
+        sends = [Send(op, call) for op, call in operations(state, name).items()]
+        state = _put(state, pending=frozenset(send.op for send in sends))
+        return state, [*effects, Arm(_token(state), UNDO_DEADLINE_S), *sends]
+    return _undoing_ended(state)
+
+
+def _undone(state: RunState) -> Advance:
+    if state.failures:
+        failure = next(iter(state.failures.values()))
+        state, effects = _record_step(state, "undo-failed", code=failure.code, text=failure.text)
+    else:
+        state, effects = _record_step(state, "undone")
+    return _then(effects, _undo_next(state))
+
+
+def _undoing_ended(state: RunState) -> Advance:
+    progress = state.progress
+    code, text = progress.code, progress.text
+    if not progress.leftover:
+        state, effects = _record_run(state, progress.end, code=code, text=text)
+        return _put(state, stage="stopped"), [*effects, Stop()]
+    left = "; ".join(f"{step}: {why}" for step, why in progress.leftover.items())
+    if progress.attempt == 1:
+        text = f"{text}. Could not be undone: {left}. `gridctl run rollback {state.run}` tries once more"
+        return _hold(state, Problem(code, text))
+    state, effects = _record_run(state, "failed", code=code, text=f"{text}. Left as it is: {left}")
+    return _put(state, stage="stopped"), [*effects, Stop()]
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def _record_run(state: RunState, what: str, **more: Any) -> tuple[RunState, list[Effect]]:
+    plan = state.plan
+    data = {"incident": plan.incident, "run": state.run, "plan": plan.id, "node": plan.node, "job": plan.job}
+    return _record(state, "run", {**data, "state": what, **more})
+
+
+def _record_step(state: RunState, what: str, **more: Any) -> tuple[RunState, list[Effect]]:
+    index = [step.name for step in state.plan.steps].index(state.step)
+    data = {"incident": state.plan.incident, "run": state.run, "step": state.step, "index": index}
+    return _record(state, "step", {**data, "state": what, **more})
+
+
+def _record(state: RunState, kind: str, data: dict[str, Any]) -> tuple[RunState, list[Effect]]:
+    # The clock is not asked here: the times of a run are those of its records (`progress.view`).
+    progress = fold(state.progress, kind, data, 0.0)
+    return _put(state, progress=progress), [Record(kind, data)]
+
+
+def _put(state: RunState, **changes: Any) -> RunState:
+    return msgspec.structs.replace(state, **changes)
+
+
+def _then(effects: list[Effect], rest: Advance) -> Advance:
+    return rest[0], [*effects, *rest[1]]
+
+
+def _step(plan: Plan, name: str) -> Step:
+    return next(step for step in plan.steps if step.name == name)
+
+
+def _next_step(state: RunState) -> Step | None:
+    return next((step for step in state.plan.steps if step.name not in state.progress.done), None)
+
+
+def _values(state: RunState, step: Step) -> list[Any]:
+    return [state.values.get(op) for op in operations(state, step.name)]
+
+
+def _token(state: RunState) -> str:
+    return f"{state.step}:{state.stage}:{state.progress.attempt}"
+
+
+def _asked(event: BackAsked) -> str:
+    return f"{event.who} asked for it: {event.reason}" if event.reason else f"{event.who} asked for it"
+
+
+def _unknown(state: RunState) -> str:
+    return (
+        f"how the cut of hand-over {state.plan.handover} ended could not be learned from its ranks;"
+        f" `gridctl run resume {state.run}` looks again"
+    )
+
+
+def _silent(call: Call, step: Step, state: RunState) -> str:
+    limit_s = UNDO_DEADLINE_S if state.progress.undoing else step.deadline_s
+    return f"{call.kind} on {call.node} brought no answer within {limit_s:g} s"

@@ -1,0 +1,70 @@
+"""What must be true before a plan is run: it is the one that was shown, it is fresh, somebody means it."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gridctl.errors import Refused
+from gridctl.model.fleet import Node
+from gridctl.model.plans import Gate, Plan
+from gridctl.model.runs import Run
+from gridctl.runbook import basis
+
+_canonical = msgspec.json.Encoder(order="deterministic").encode
+
+
+def digest(plan: Plan) -> str:
+    """SHA-256 over the plan's JSON without its digest, keys in order."""
+    return hashlib.sha256(_canonical(msgspec.structs.replace(plan, digest=""))).hexdigest()
+
+
+def seal(plan: Plan) -> Plan:
+    """The plan with its digest."""
+    return msgspec.structs.replace(plan, digest=digest(plan))
+
+
+def check_gate(plan: Plan, gate: Gate) -> None:
+    """Raises `Refused` unless this very plan was confirmed, with a reason."""
+    if digest(plan) != plan.digest or gate.digest != plan.digest:
+        raise Refused(
+            "wrong-digest",
+            f"plan {plan.id} has digest {plan.digest[:12]}, confirmed was {gate.digest[:12] or 'none'}:"
+            " look at the plan again",
+        )
+    if not gate.reason.strip():
+        raise Refused("not-confirmed", f"plan {plan.id} needs a reason (--reason): it stands in the journal")
+    if not gate.yes and gate.typed != plan.node:
+        raise Refused(
+            "not-confirmed", f"plan {plan.id} is confirmed by typing {plan.node}, or with --yes and --reason"
+        )
+
+
+def check_fresh(plan: Plan, now_unix_s: float, nodes: Mapping[str, Node]) -> None:
+    """Raises `Refused`: expired-plan, or stale-plan with every fact that is another one now."""
+    if now_unix_s >= plan.expires_unix_s:
+        raise Refused(
+            "expired-plan",
+            f"plan {plan.id} expired {now_unix_s - plan.expires_unix_s:.0f} s ago: make a new one"
+            f" (`gridctl swap plan {plan.node}`)",
+        )
+    now = basis.of_nodes(plan.members, nodes)
+    before = {key: value for key, value in plan.relied_on.items() if key in now}
+    if changed := basis.changes(before, now):
+        raise Refused(
+            "stale-plan",
+            f"since plan {plan.id} was made: {'; '.join(changed)}. Make a new one"
+            f" (`gridctl swap plan {plan.node}`)",
+        )
+
+
+def check_alone(node: str, job: str, runs: Iterable[Run]) -> None:
+    """Raises `Refused` while another run touches the same node or job."""
+    for run in runs:
+        if run.state in ("running", "interrupted", "held") and (run.node == node or run.job == job):
+            what = f"node {node}" if run.node == node else f"job {job}"
+            raise Refused(
+                "busy",
+                f"run {run.id} on {what} is {run.state}: wait for its end, or end it"
+                f" (`gridctl run resume|rollback {run.id}`)",
+            )

@@ -1,0 +1,344 @@
+"""The runbook `hot-swap`: ranks of a node, or of some of its devices, move to warm spares at one boundary.
+
+Pure. `selection.select` says which ranks go where; then the controller asks their sessions; `build`
+makes the plan out of their answers.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gridagent.wire import (
+    ChairOffer,
+    HandoverCut,
+    HandoverJoin,
+    HandoverOpen,
+    LaunchSpec,
+    Member,
+    SessionReport,
+    Specialise,
+    plain,
+)
+from gridctl.model.fleet import Job, Node, Spare
+from gridctl.model.plans import Call, Cost, Plan, Step
+from gridctl.model.policy import Policy
+from gridctl.runbook import basis, preflight
+from gridctl.runbook.gates import seal
+from gridctl.runbook.references import launch_reference, result_reference
+from gridctl.runbook.selection import Selection, refuse_if_fatal, status_of
+
+LEAD_STEPS = 3
+WARMUP_STEPS = 3
+#: Codes of agents for "this process or hand-over is not there": then there is nothing to undo.
+GONE = ["unknown-session", "session-lost", "unknown-handover"]
+
+
+def build(
+    selection: Selection,
+    reports: Sequence[SessionReport],
+    launches: Sequence[LaunchSpec],
+    nodes: Mapping[str, Node],
+    policy: Policy,
+    *,
+    ids: tuple[str, str, str],
+    now_unix_s: float,
+    rates: Sequence[tuple[int, float]] = (),
+) -> Plan:
+    """The sealed plan. `reports` and `launches` belong to the moves, in their order; `ids` are those of
+    plan, hand-over and incident. Raises `Refused` where a session says that it cannot be moved."""
+    plan_id, handover, incident = ids
+    request, job, moves = selection.request, selection.job, selection.moves
+    blockers = list(selection.blockers)
+    for move, report, spare in zip(moves, reports, selection.spares, strict=True):
+        blockers += preflight.of_reports(report, spare.facts, move.target.node)
+    refuse_if_fatal(blockers)
+    relied_on = basis.of_nodes(selection.members, nodes)
+    for report in reports:
+        relied_on.update(basis.of_report(report))
+    return seal(
+        Plan(
+            id=plan_id,
+            runbook="hot-swap",
+            incident=incident,
+            who=request.who,
+            node=request.node,
+            job=job.name,
+            devices=request.devices,
+            created_unix_s=now_unix_s,
+            expires_unix_s=now_unix_s + policy.plan_expiry_s,
+            handover=handover,
+            epoch_from=job.epoch,
+            epoch_to=job.epoch + 1,
+            chair=selection.chair,
+            moves=moves,
+            members=selection.members,
+            steps=_Steps(selection, reports, launches, nodes, policy, handover).all(),
+            relied_on=relied_on,
+            cost=_cost(reports, job, policy, rates),
+            bit_identical=not blockers,
+            blockers=blockers,
+            notes=_notes(selection, nodes),
+        )
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+class _Steps:
+    """The steps of one plan. Deadlines follow the job's own pace, with room for a loaded machine."""
+
+    def __init__(
+        self,
+        selection: Selection,
+        reports: Sequence[SessionReport],
+        launches: Sequence[LaunchSpec],
+        nodes: Mapping[str, Node],
+        policy: Policy,
+        handover: str,
+    ) -> None:
+        self.selection = selection
+        self.reports = reports
+        self.launches = launches
+        self.node = nodes[selection.request.node]
+        self.policy = policy
+        self.handover = handover
+        self.epoch = selection.job.epoch
+        step_s = max(
+            [rank.step_s_median for rank in selection.job.ranks] + [r.step_s_median for r in reports]
+        )
+        state_bytes = sum(sum(report.state_bytes.values()) for report in reports)
+        self.warm_s = 120.0 + 30.0 * (WARMUP_STEPS + 1) * step_s
+        self.join_s = 60.0 + 4.0 * step_s
+        self.cut = HandoverCut(
+            handover=handover,
+            lead_steps=LEAD_STEPS,
+            arm_deadline_s=20.0 + 8.0 * step_s,
+            cut_deadline_s=10.0 + math.ceil(state_bytes / 50e6),
+            resume_deadline_s=10.0,
+        )
+        self.cut_s = self.cut.arm_deadline_s + self.cut.cut_deadline_s + 2 * self.cut.resume_deadline_s + 5.0
+        self.watch_s = 60.0 + 10.0 * policy.watch_steps * step_s
+
+    def all(self) -> list[Step]:
+        steps = [self._preflight(), self._cordon(), self._reserve(), self._specialise(), self._open()]
+        steps += [self._join(), self._cut(), self._watch(), self._release()]
+        return [step for step in steps if step is not None]
+
+    def _call(self, member: Member, kind: str, args: dict[str, Any], deadline_s: float = 30.0) -> Call:
+        return Call(
+            node=member.node,
+            url=member.url,
+            kind=kind,
+            job=self.selection.job.name,
+            args={**args, "session": member.session},
+            deadline_s=deadline_s,
+        )
+
+    def _preflight(self) -> Step:
+        return Step(
+            name="preflight",
+            text="ask the sessions that leave once more, compare with the plan",
+            calls=[self._call(move.source, "job.describe", {}) for move in self.selection.moves],
+            verify="reports-hold",
+            deadline_s=45.0,
+        )
+
+    def _cordon(self) -> Step | None:
+        """None where somebody has cordoned the node already: then it is not ours to lift."""
+        name, url = self.node.name, self.node.url
+        if status_of(self.node).cordoned or self.selection.request.devices:
+            return None
+        reason = f"gridctl hand-over {self.handover}"
+        return Step(
+            name="cordon",
+            text=f"cordon {name}: nothing new is placed on it; it stays so after the swap",
+            calls=[Call(node=name, url=url, kind="node.cordon", args={"reason": reason}, deadline_s=15.0)],
+            verify="cordoned",
+            inverse=[Call(node=name, url=url, kind="node.uncordon", deadline_s=15.0)],
+            deadline_s=30.0,
+        )
+
+    def _reserve(self) -> Step:
+        """Has no call of its own: its inverse parks what undoing `specialise` has retired."""
+        again: dict[tuple[str, str], list[Spare]] = {}
+        for spare, move in zip(self.selection.spares, self.selection.moves, strict=True):
+            again.setdefault((move.target.node, move.target.url), []).append(spare)
+        return Step(
+            name="reserve",
+            text=f"take {len(self.selection.spares)} spare(s) out of the pool",
+            inverse=[
+                Call(
+                    node=node,
+                    url=url,
+                    kind="spare.park",
+                    args={"count": len(spares), "gpus": [gpu for spare in spares for gpu in spare.gpus]},
+                    deadline_s=60.0,
+                )
+                for (node, url), spares in again.items()
+            ],
+        )
+
+    def _specialise(self) -> Step:
+        calls, inverse = [], []
+        for move, report, launch in zip(self.selection.moves, self.reports, self.launches, strict=True):
+            order = plain(
+                Specialise(
+                    handover=self.handover,
+                    launch=launch,
+                    epoch=self.epoch,
+                    step=report.step,
+                    warmup_steps=WARMUP_STEPS,
+                    buckets=report.buckets,
+                )
+            )
+            order["launch"] = launch_reference(move.source.node, launch)
+            calls.append(self._call(move.target, "handover.specialise", order, self.warm_s))
+            retire = self._call(
+                move.target, "handover.retire", {"reason": f"hand-over {self.handover} ended"}
+            )
+            inverse.append(msgspec.structs.replace(retire, tolerate=GONE))
+        ranks = ", ".join(str(move.rank) for move in self.selection.moves)
+        return Step(
+            name="specialise",
+            text=f"the spare(s) run the script as rank {ranks} against stand-ins and warm up",
+            calls=calls,
+            verify="warm",
+            inverse=inverse,
+            deadline_s=self.warm_s + 15.0,
+        )
+
+    def _open(self) -> Step:
+        chair = self.selection.chair
+        order = HandoverOpen(
+            handover=self.handover,
+            job=self.selection.job.name,
+            epoch_from=self.epoch,
+            epoch_to=self.epoch + 1,
+            members=self.selection.members,
+            ttl_s=self._ttl_s(),
+        )
+        return Step(
+            name="open",
+            text=f"rank {chair.rank} on {chair.node} takes the chair and hosts the new epoch's store",
+            calls=[self._call(chair, "handover.open", plain(order))],
+            inverse=[
+                msgspec.structs.replace(
+                    self._call(
+                        member, "handover.abort", {"handover": self.handover, "reason": "the run turned back"}
+                    ),
+                    tolerate=GONE,
+                )
+                for member in self.selection.members
+            ],
+            deadline_s=45.0,
+        )
+
+    def _join(self) -> Step:
+        selection = self.selection
+        calls = []
+        for member in selection.members:
+            order = plain(
+                HandoverJoin(
+                    handover=self.handover,
+                    job=selection.job.name,
+                    epoch_from=self.epoch,
+                    epoch_to=self.epoch + 1,
+                    me=member,
+                    chair=selection.chair,
+                    members=selection.members,
+                    store=ChairOffer(store_host="", store_port=0, nonce=""),
+                    ttl_s=self._ttl_s(),
+                )
+            )
+            order["store"] = result_reference("open")
+            calls.append(self._call(member, "handover.join", order, self.join_s))
+        return Step(
+            name="join",
+            text="all members meet the chair and build the groups of the new epoch; training goes on",
+            calls=calls,
+            deadline_s=self.join_s + 15.0,
+        )
+
+    def _cut(self) -> Step:
+        return Step(
+            name="cut",
+            text=f"arm, stop at one boundary, move the state, verify, commit: epoch {self.epoch + 1}",
+            calls=[self._call(self.selection.chair, "handover.cut", plain(self.cut), self.cut_s)],
+            precheck="all-training",
+            verify="committed",
+            deadline_s=self.cut_s + 15.0,
+            commits=True,
+        )
+
+    def _watch(self) -> Step:
+        steps = self.policy.watch_steps
+        return Step(
+            name="watch",
+            text=f"{steps} steps against the band of the last {self.policy.band_steps}",
+            watch_steps=steps,
+            deadline_s=self.watch_s,
+        )
+
+    def _release(self) -> Step:
+        return Step(
+            name="release",
+            text="the frozen process(es) on the old node end",
+            calls=[
+                msgspec.structs.replace(
+                    self._call(move.source, "handover.release", {"handover": self.handover}), tolerate=GONE
+                )
+                for move in self.selection.moves
+            ],
+            verify="released",
+            deadline_s=60.0,
+        )
+
+    def _ttl_s(self) -> float:
+        """What was prepared must outlive the join and the whole cut."""
+        return max(120.0, self.join_s + self.cut_s + 60.0)
+
+
+def _cost(
+    reports: Sequence[SessionReport], job: Job, policy: Policy, rates: Sequence[tuple[int, float]]
+) -> Cost:
+    state_bytes = sum(sum(report.state_bytes.values()) for report in reports)
+    pause_s, why = preflight.pause_s(state_bytes, rates)
+    step_s = max((report.step_s_median for report in reports), default=0.0)
+    gpus = sum(len(rank.gpus) for rank in job.ranks)
+    usd = None
+    if policy.price_usd_per_gpu_h and gpus:
+        usd = pause_s / 3600 * gpus * policy.price_usd_per_gpu_h
+    return Cost(
+        steps_lost=0,
+        pause_s=pause_s,
+        preparation_s=15.0 + (WARMUP_STEPS + LEAD_STEPS + policy.watch_steps) * step_s,
+        state_bytes=state_bytes,
+        usd=usd,
+        basis=why,
+    )
+
+
+def _notes(selection: Selection, nodes: Mapping[str, Node]) -> list[str]:
+    notes = []
+    here = status_of(nodes[selection.request.node])
+    for name in sorted({move.target.node for move in selection.moves}):
+        there = status_of(nodes[name])
+        if there.rack != here.rack:
+            notes.append(
+                f"{name} stands in rack {there.rack or 'unknown'}, {here.node} in {here.rack or 'unknown'}"
+            )
+        if not there.serial or not here.serial:
+            notes.append(
+                f"whether {name} and {here.node} are two machines is unknown: a chassis serial is missing"
+            )
+        if there.version != here.version:
+            notes.append(f"the agents differ: {there.version} on {name}, {here.version} on {here.node}")
+        if there.attestation != "attested":
+            notes.append(f"{name} is {there.attestation}")
+    if here.cordoned:
+        owner = here.cordon_owner or "somebody"
+        notes.append(f"{here.node} is cordoned by {owner} already and stays so whatever happens")
+    return notes

@@ -1,0 +1,118 @@
+"""Who takes part in a swap: ranks, spares and chair, or everything that stands in the way. Pure."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gridagent.wire import Blocker, Member, NodeStatus
+from gridctl.errors import Refused
+from gridctl.model.fleet import Job, Node, Rank, Spare, jobs, ranks_of
+from gridctl.model.plans import Move, Request
+from gridctl.model.policy import Policy
+from gridctl.runbook import preflight
+from gridctl.runbook.preflight import fatal
+from gridctl.runbook.spares import choose
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """Who takes part."""
+
+    request: Request
+    job: Job
+    moves: list[Move]
+    spares: list[Spare]
+    members: list[Member]
+    chair: Member
+    blockers: list[Blocker]
+
+
+def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selection:
+    """Chooses ranks, spares and chair. Raises `Refused` with everything that stands in the way."""
+    source = nodes.get(request.node)
+    if source is None:
+        raise Refused(
+            "unknown-node", f"the fleet has no node {request.node}; it has {', '.join(sorted(nodes))}"
+        )
+    if request.to and request.to not in nodes:
+        raise Refused(
+            "unknown-node", f"the fleet has no node {request.to}; it has {', '.join(sorted(nodes))}"
+        )
+    refuse_if_fatal(list(preflight.of_node(source, request.job, policy)))
+    job = _job(request, source, nodes)
+    leaving = _leaving(request, source, job)
+    blockers = list(preflight.of_job(job))
+    for name in sorted({rank.node for rank in job.ranks}):
+        blockers += preflight.of_node(nodes[name], job.name, policy)
+    staying = [rank for rank in job.ranks if rank not in leaving]
+    if not staying:
+        blockers.append(
+            fatal(
+                "no-survivor",
+                f"all ranks of {job.name} would leave {source.name}: at least one must stay to arbitrate;"
+                " evacuate single devices instead",
+            )
+        )
+    chosen, objections = choose(leaving, source, nodes, policy, request.to)
+    refuse_if_fatal(blockers + objections)
+    for spare in chosen:
+        blockers += preflight.of_spare(
+            status_of(source), len(leaving[0].gpus), spare, nodes[spare.node], policy
+        )
+    moves = [
+        Move(rank=rank.rank, source=_member("source", rank.rank, rank, nodes), gpus=rank.gpus, target=target)
+        for rank, spare in zip(leaving, chosen, strict=True)
+        for target in [_member("target", rank.rank, spare, nodes)]
+    ]
+    survivors = [_member("survivor", rank.rank, rank, nodes) for rank in staying]
+    involved = {member.node for move in moves for member in (move.source, move.target)}
+    chair = min(survivors, key=lambda member: (member.node in involved, member.rank))
+    members = sorted(survivors + [move.source for move in moves], key=lambda member: member.rank)
+    members += [move.target for move in moves]
+    return Selection(
+        request=request, job=job, moves=moves, spares=chosen, members=members, chair=chair, blockers=blockers
+    )
+
+
+def _job(request: Request, source: Node, nodes: Mapping[str, Node]) -> Job:
+    live = sorted({rank.job for rank in ranks_of(source) if rank.state in ("training", "lost")})
+    if request.job and request.job not in live:
+        raise Refused(
+            "unknown-job",
+            f"no rank of job {request.job} is live on {source.name}; there: {', '.join(live) or 'none'}",
+        )
+    if not request.job and len(live) > 1:
+        raise Refused(
+            "bad-request",
+            f"ranks of several jobs run on {source.name}: choose one (--job {' or '.join(live)})",
+        )
+    if not live:
+        raise Refused("nothing-to-move", f"no live rank runs on {source.name}: there is nothing to swap")
+    name = request.job or live[0]
+    return next(job for job in jobs(nodes.values()) if job.name == name)
+
+
+def _leaving(request: Request, source: Node, job: Job) -> list[Rank]:
+    here = [rank for rank in job.ranks if rank.node == source.name]
+    if request.devices:
+        here = [rank for rank in here if any(f"gpu:{gpu}" in request.devices for gpu in rank.gpus)]
+    if not here:
+        what = f" on {', '.join(request.devices)}" if request.devices else ""
+        raise Refused("nothing-to-move", f"no live rank of {job.name} runs on {source.name}{what}")
+    return here
+
+
+def _member(role: str, rank: int, holder: Rank | Spare, nodes: Mapping[str, Node]) -> Member:
+    return Member(role=role, rank=rank, node=holder.node, url=nodes[holder.node].url, session=holder.session)
+
+
+def status_of(node: Node) -> NodeStatus:
+    """The status of a node that the pre-flight has found reachable."""
+    assert node.status is not None
+    return node.status
+
+
+def refuse_if_fatal(blockers: list[Blocker]) -> None:
+    """Raises `Refused` with the first fatal blocker's code and all blockers."""
+    for blocker in blockers:
+        if blocker.fatal:
+            raise Refused(blocker.code, blocker.text, tuple(blockers))
