@@ -16,6 +16,7 @@ import shutil
 import ssl
 import stat
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,8 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
+
+from gridagent.errors import AgentError
 
 ROLES = ("node", "operator", "viewer")
 #: Fleet, node and operator names: also DNS-like, so that they are safe in a URI, a path and a terminal.
@@ -32,7 +35,7 @@ _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.+?-----END \1-----\n?", re.DOT
 _WARN_AHEAD_S = 14 * 86400.0
 
 
-class IdentityError(Exception):
+class IdentityError(AgentError):
     """An identity is missing, wrong, expired or revoked. The text says whose and what to do."""
 
 
@@ -301,17 +304,15 @@ def settle(trust_dir: Path) -> None:
     ready = trust_dir / "next"
     if not ready.is_dir():
         return
-    for path in sorted(ready.iterdir(), reverse=True):  # the key first: as replace_pair's reader expects
-        os.replace(path, trust_dir / path.name)
-    sync_folder(trust_dir)
-    ready.rmdir()
+    with suppress(FileNotFoundError):  # another process settles it in the same moment
+        for path in list(ready.iterdir()):
+            os.replace(path, trust_dir / path.name)
+        sync_folder(trust_dir)
+        ready.rmdir()
 
 
 def _pair(trust_dir: Path) -> tuple[Path, Path]:
-    try:
-        settle(trust_dir)
-    except FileNotFoundError:
-        pass  # another process settled it in the same moment
+    settle(trust_dir)
     for name in ("node", "operator"):
         crt, key = trust_dir / f"{name}.crt", trust_dir / f"{name}.key"
         if crt.exists() and key.exists():

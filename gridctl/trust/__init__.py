@@ -3,6 +3,8 @@
 from gridagent.identity import client_context, expiry_warnings, permission_warnings
 from gridctl.trust.authority import Authority
 from gridctl.trust.errors import KeyringIsLocked, KeyringUnavailable, TokenRefused, TrustError
+from gridctl.trust.health import attestation_state, skew_warning, version_warnings
+from gridctl.trust.join_server import serve_join
 
 __all__ = [
     "Authority",
@@ -10,7 +12,11 @@ __all__ = [
     "KeyringUnavailable",
     "TokenRefused",
     "TrustError",
+    "attestation_state",
     "client_context",
     "expiry_warnings",
     "permission_warnings",
+    "serve_join",
+    "skew_warning",
+    "version_warnings",
 ]

@@ -10,6 +10,7 @@ tokens/                   enrolment tokens (see `tokens`)
 
 import fcntl
 import getpass
+import ipaddress
 import json
 import os
 import re
@@ -21,13 +22,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from gridagent import identity
+from gridagent.enrolment import JoinToken
 from gridagent.identity import Peer, write_file
-from gridctl.trust import certificates, rootkey
+from gridctl.trust import certificates, rootkey, tokens
 from gridctl.trust.errors import TrustError
 
 #: A reason of RFC 5280, 5.3.1, as it is written there.
@@ -41,6 +43,7 @@ REASONS = {
         x509.ReasonFlags.privilege_withdrawn,
     )
 }
+AGENT_PORT = 7443
 OPERATOR_DAYS_RANGE = (7.0, 90.0)
 
 Keep = Callable[[Path, x509.Certificate, certificates.Key], None]
@@ -145,17 +148,41 @@ class Authority:
         On the authority's own folder it replaces the local operator's pair.
         """
         key = certificates.new_key()
-        chain = self.issue(key.public_key(), role, name, addresses, days)
-        trust_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if trust_dir != self.trust_dir:
-            write_file(trust_dir / "ca.crt", certificates.pem(self.ca), 0o644)
-            write_file(trust_dir / "crl.pem", self.crl_pem(), 0o644)
-        file_name = "node" if role == "node" else "operator"
-        identity.replace_pair(trust_dir, file_name, chain, certificates.key_pem(key))
+        with self._locked():
+            chain = self._issue(key.public_key(), role, name, addresses, days)
+            trust_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if trust_dir != self.trust_dir:
+                write_file(trust_dir / "ca.crt", certificates.pem(self.ca), 0o644)
+                write_file(trust_dir / "crl.pem", self.crl_pem(), 0o644)
+            file_name = "node" if role == "node" else "operator"
+            identity.replace_pair(trust_dir, file_name, chain, certificates.key_pem(key))
+
+    def enroll(self, node: str, address: str = "", url: str = "") -> JoinToken:
+        """A one-time token for `gridagent join`, good for an hour; print its `encode()`.
+
+        `address` is "HOST" or "HOST:PORT" where the node's agent will listen (default: the node's name,
+        port 7443). `url` is the join endpoint (default: of the controller that serves this fleet now).
+        Raises `TrustError`.
+        """
+        host, port = _split(address or node)
+        _check_request("node", node, [host], certificates.LEAF_DAYS)
+        try:
+            url = url or (self.trust_dir / "join.url").read_text()
+        except FileNotFoundError:
+            raise TrustError(
+                "no controller accepts nodes now: start one with `gridctl watch --listen HOST:PORT`"
+            ) from None
+        return JoinToken(
+            url=url,
+            node=node,
+            listen=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            ca_sha256=self.ca.fingerprint(hashes.SHA256()).hex(),
+            secret=tokens.create(self.trust_dir / "tokens", node, host, time.time()),
+        )
 
     def serving_chain(self, public_key: certificates.PublicKey, address: str) -> bytes:
         """A chain for the controller's own listener: it may serve at `address`, but is no client."""
-        issuer, issuer_key = self._issuer()
+        issuer, issuer_key = self._signer()
         uri = f"gridctl://{self.fleet}/operator/controller"
         leaf = certificates.leaf_certificate(
             issuer,
@@ -187,7 +214,7 @@ class Authority:
         self, public_key: certificates.PublicKey, role: str, name: str, addresses: Sequence[str], days: float
     ) -> bytes:
         _check_request(role, name, addresses, days)
-        issuer, issuer_key = self._issuer()
+        issuer, issuer_key = self._signer()
         uri, usages = f"gridctl://{self.fleet}/{role}/{name}", certificates.usages_of(role)
         leaf = certificates.leaf_certificate(
             issuer, issuer_key, public_key, uri, addresses, usages, time.time(), days
@@ -213,7 +240,7 @@ class Authority:
         return (self.trust_dir / "crl.pem").read_bytes()
 
     def revoke(self, target: str, reason: str = "unspecified") -> list[str]:
-        """Revokes every unexpired certificate of `target`: a node's name, "operator/NAME",
+        """Revokes every unexpired certificate (and open token) of `target`: a node's name, "operator/NAME",
         "viewer/NAME", or one serial in hexadecimal. `reason` is one of `REASONS`.
 
         Returns the serials that are new on the list (none: all were on it). The caller distributes
@@ -224,6 +251,7 @@ class Authority:
         with self._locked():
             lists, now = self._lists(), time.time()
             serials = self._serials_of(target, now)
+            tokens.withdraw(self.trust_dir / "tokens", target)
             new = [serial for serial in serials if serial not in lists.revoked]
             if new:
                 entries = [certificates.revocation(int(serial, 16), REASONS[reason], now) for serial in new]
@@ -288,8 +316,12 @@ class Authority:
         key = serialization.load_pem_private_key((self.trust_dir / "issuer.key").read_bytes(), password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != issuer.public_key():
             raise ValueError("issuer.key does not belong to issuer.crt")
+        return issuer, key
+
+    def _signer(self) -> tuple[x509.Certificate, certificates.Key]:
+        issuer, key = self._issuer()
         if issuer.not_valid_after_utc.timestamp() < time.time():
-            raise TrustError("the fleet's issuer has expired: run `gridctl init --renew-issuer`")
+            raise TrustError("the fleet's issuer has expired: renew it with the root key (docs/trust.md)")
         return issuer, key
 
     @contextmanager
@@ -323,6 +355,18 @@ def _check_request(role: str, name: str, addresses: Sequence[str], days: float) 
         raise TrustError(f"an {role} certificate lives {low:.0f} to {high:.0f} days, not {days:g}")
     if role == "node" and not addresses:
         raise TrustError(f"node {name} needs the address (DNS name or IP) where its agent listens")
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Host and port of "HOST", "HOST:PORT", an IPv6 address, or "[IPV6]:PORT"."""
+    try:
+        return str(ipaddress.ip_address(address.strip("[]"))), AGENT_PORT
+    except ValueError:
+        pass
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(\d{1,5}))?", address)
+    if match is None or not 0 <= int(match[2] or 0) < 65536:
+        raise TrustError(f"{address!a} is no HOST or HOST:PORT")
+    return match[1].strip("[]"), int(match[2] or AGENT_PORT)
 
 
 def _local_user() -> str:
