@@ -30,7 +30,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Hello(Message, tag="hello"):
-    """First frame of a session. Sent again after every reconnect."""
+    """First frame of a session. Sent again after every reconnect, and whenever role or state change."""
 
     role: str  #: "rank" (a live rank of a job) or "spare" (parked, without a rank)
     session: str  #: random id of this process's session, constant over reconnects
@@ -41,6 +41,7 @@ class Hello(Message, tag="hello"):
     epoch: int = 0
     step: int = 0
     facts: dict[str, str] = {}  #: what decides numerics: torch, threads, CPU flags, GPU, ...
+    state: str = ""  #: as in RankStatus or SpareStatus; "": training, or parked
     wire: int = WIRE_VERSION
 
 
@@ -240,6 +241,9 @@ class HandoverJoin(Message):
     members: list[Member]
     store: ChairOffer
     ttl_s: float = 120.0
+    arm_deadline_s: float = 20.0  #: bounds of the cut, the same for all: see `HandoverCut`
+    cut_deadline_s: float = 10.0
+    resume_deadline_s: float = 10.0
     damage: str = ""  #: spoils the transfer on purpose; agents refuse it unless started to allow it
 
 
@@ -322,7 +326,7 @@ class SpareStatus(Message):
     session: str
     pid: int
     connected: bool
-    state: str  #: parked, specialising, warm, taken
+    state: str  #: parked, specialising, warm, spent (failed or aborted: it can only be retired)
     facts: dict[str, str] = {}
     gpus: list[int] = []
 
@@ -402,7 +406,8 @@ class OpRequest(Message):
     """POST /v1/ops. Journaled before its effect; the same id twice is answered from the journal.
 
     kinds: handover.specialise|open|join|cut|abort|release|retire (args: the struct above, plus
-    `session`), node.cordon {reason}, node.uncordon {}, spare.park {count, gpus}, job.describe {session}.
+    `session`), node.cordon {reason, owner, quarantine}, node.uncordon {owner}, spare.park {count, gpus},
+    job.describe {session}, run.end {} (the run lets go of the node). `owner` is "gridctl" unless said.
     """
 
     id: str

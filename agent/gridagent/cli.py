@@ -1,0 +1,115 @@
+"""`gridagent`: the command line of a node. Everything heavy is imported by the command that needs it."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from gridagent import __version__
+from gridagent.errors import AgentError
+from gridagent.home import DEFAULT_HOME, Home
+
+EXIT_FAILED = 1
+STATUS_S = 10.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Exit status: 0 done, 1 refused or failed (the reason is on stderr), 2 wrong usage."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except AgentError as error:
+        print(f"gridagent: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gridagent", description="The agent of one node.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(command=command)
+        if name != "version":
+            home = os.environ.get("GRIDAGENT_HOME", DEFAULT_HOME)
+            sub.add_argument("--home", default=home, help=f"the agent's folder (now {home})")
+        return sub
+
+    serve = add("serve", _serve, "Serve this node until SIGTERM.")
+    serve.add_argument(
+        "--allow-damage",
+        action="store_true",
+        help="let a drill spoil a hand-over on purpose (never on a production node)",
+    )
+    execute = add("exec", _exec, "Register a rank with the agent, then become it.")
+    execute.add_argument("--job", required=True)
+    execute.add_argument("argv", nargs="+", metavar="-- PROGRAM ARGS")
+    add("park", _park, "Wait as a warm spare until a rank is given to this process.")
+    join = add("join", _join, "Enrol this node with a one-time token.")
+    join.add_argument(
+        "token", metavar="TOKEN", help="what `gridctl enroll NODE` printed; - reads it from stdin"
+    )
+    add("status", _status, "What the agent that serves this home says of itself.")
+    add("version", _version, "Print the version.")
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from gridagent.daemon import serve
+
+    return serve(Home(arguments.home), allow_damage=arguments.allow_damage)
+
+
+def _exec(arguments: argparse.Namespace) -> int:
+    from gridagent.launch import LaunchError, register
+
+    home = Home(arguments.home)
+    argv: list[str] = arguments.argv
+    environment = register(home, home.config(), arguments.job, argv)
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        raise LaunchError(f"{argv[0]} cannot be run: {error.strerror}") from None
+
+
+def _park(arguments: argparse.Namespace) -> int:
+    from gridagent.launch import session_environment
+
+    home = Home(arguments.home)
+    os.environ.update(session_environment(home, home.config(), job=""))
+    os.environ["GRIDAGENT_ROLE"] = "spare"
+    from gridagent.train import park
+
+    return int(park.main() or 0)
+
+
+def _join(arguments: argparse.Namespace) -> int:
+    from gridagent.enrolment import join_command
+
+    return join_command(arguments)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    import http.client
+
+    from gridagent import identity
+
+    home = Home(arguments.home)
+    try:
+        host, _, port = home.url_file.read_text().removeprefix("https://").rpartition(":")
+        connection = http.client.HTTPSConnection(
+            host.strip("[]"), int(port), timeout=STATUS_S, context=identity.client_context(home.trust)
+        )
+        connection.request("GET", "/v1/status")
+        answer = json.loads(connection.getresponse().read())
+    except (OSError, ValueError, http.client.HTTPException, identity.IdentityError) as error:
+        raise AgentError(f"the agent of {home.root} gives no answer ({error}); is it running?") from None
+    print(json.dumps(answer, indent=2))
+    return 0
+
+
+def _version(_: argparse.Namespace) -> int:
+    print(__version__)
+    return 0

@@ -1,0 +1,169 @@
+"""How a rank was started: registered by `gridagent exec`, so that a spare can become it.
+
+Environment values are kept by an allow-list of names, and a name that looks like a secret's is
+never kept, whatever the list says.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+
+from gridagent.errors import AgentError
+from gridagent.home import AgentConfig, Home
+from gridagent.identity import write_file
+from gridagent.wire import LaunchSpec
+
+ENV_ALLOW = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_*",
+    "OMP_*",
+    "MKL_*",
+    "TORCH_*",
+    "NCCL_*",
+    "GLOO_*",
+    "CUDA_*",
+    "CUBLAS_*",
+    "PYTHON*",
+    "HF_*",
+)
+ENV_NEVER = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASS*", "*CRED*")
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+class LaunchError(AgentError):
+    """A process cannot be registered or started."""
+
+
+def is_secret(name: str) -> bool:
+    """Whether an environment name looks like a secret's."""
+    return any(fnmatchcase(name.upper(), pattern) for pattern in ENV_NEVER)
+
+
+def kept_environment(environ: Mapping[str, str], also: list[str]) -> dict[str, str]:
+    """The part of `environ` that a launch keeps. `also` holds further patterns (agent.toml: env_allow)."""
+    allow = (*ENV_ALLOW, *also)
+    return {
+        name: value
+        for name, value in environ.items()
+        if not is_secret(name) and any(fnmatchcase(name, pattern) for pattern in allow)
+    }
+
+
+def session_environment(home: Home, config: AgentConfig, job: str) -> dict[str, str]:
+    """What a training process or a parked spare needs to find its agent."""
+    return {
+        "GRIDAGENT_SOCKET": str(home.socket.absolute()),
+        "GRIDAGENT_JOB": job,
+        "GRIDAGENT_ADDR": config.host,
+        "GRIDAGENT_HANDOVERS": str(home.handovers.absolute()),
+    }
+
+
+class Launches:
+    """The launch specs of this node's ranks, one file each; a job's name becomes part of a file name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get(self, job: str, rank: int) -> LaunchSpec | None:
+        """The spec of a rank, None if it is not known here."""
+        return _read(self._rank_file(job, rank))
+
+    def put(self, spec: LaunchSpec) -> None:
+        """Registers a rank. Raises `LaunchError` for a job name that is no file name, `OSError`."""
+        write_file(self._rank_file(spec.job, spec.rank), msgspec.json.encode(spec), 0o600)
+
+    def drop(self, job: str, rank: int) -> None:
+        """The rank has left this node."""
+        self._rank_file(job, rank).unlink(missing_ok=True)
+
+    def promise(self, session: str, spec: LaunchSpec) -> None:
+        """A spare (`session`) was given this spec; it counts once the spare holds the rank."""
+        write_file(self._promise_file(session), msgspec.json.encode(spec), 0o600)
+
+    def take(self, session: str) -> LaunchSpec | None:
+        """The spare holds the rank now: its promise becomes the rank's spec."""
+        path = self._promise_file(session)
+        spec = _read(path)
+        if spec:
+            self.put(spec)
+            path.unlink(missing_ok=True)
+        return spec
+
+    def forget(self, session: str) -> None:
+        """The spare will not take the rank."""
+        self._promise_file(session).unlink(missing_ok=True)
+
+    def _rank_file(self, job: str, rank: int) -> Path:
+        return self._folder / f"{_file_name(job, 'job')}-{rank}.json"
+
+    def _promise_file(self, session: str) -> Path:
+        return self._folder / f"{_file_name(session, 'session')}.promise"
+
+
+def register(home: Home, config: AgentConfig, job: str, argv: list[str]) -> dict[str, str]:
+    """Writes the launch spec of this very process and returns the environment it is to run with.
+
+    Raises `LaunchError` if RANK or WORLD_SIZE is missing, or the file cannot be written.
+    """
+    try:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    except (KeyError, ValueError) as error:
+        raise LaunchError(
+            f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers ({error}): start one"
+            " `gridagent exec` for each rank, e.g. by torchrun --no-python"
+        ) from None
+    for option in argv:
+        name = option.lstrip("-").partition("=")[0]
+        if option.startswith("-") and is_secret(name):
+            print(
+                f"gridagent: the option --{name} looks like a secret; arguments are registered as they are,"
+                " so give secrets by the environment or a file",
+                file=sys.stderr,
+            )
+    spec = LaunchSpec(
+        job=job,
+        rank=rank,
+        world_size=world_size,
+        argv=argv,
+        cwd=os.getcwd(),
+        env=kept_environment(os.environ, config.env_allow),
+        local_rank=local_rank,
+        gpus=_own_gpus(os.environ.get("CUDA_VISIBLE_DEVICES", ""), local_rank),
+        python=sys.version,
+    )
+    try:
+        home.launch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        Launches(home.launch).put(spec)
+    except OSError as error:
+        raise LaunchError(f"rank {rank} of {job} cannot be registered below {home.root}: {error}") from None
+    return {**os.environ, **session_environment(home, config, job)}
+
+
+def _own_gpus(visible: str, local_rank: int) -> list[int]:
+    devices = [int(device) for device in visible.split(",") if device.strip().isdecimal()]
+    return [devices[local_rank]] if local_rank < len(devices) else devices
+
+
+def _read(path: Path) -> LaunchSpec | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LaunchSpec)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise LaunchError(f"{path} is damaged: {error}; restart the rank with gridagent exec") from None
+
+
+def _file_name(text: str, what: str) -> str:
+    if not _SAFE_NAME.fullmatch(text) or text.startswith("."):
+        raise LaunchError(f"{what} {text!r} may hold letters, digits, dot, dash and underscore only")
+    return text

@@ -1,0 +1,32 @@
+"""What a node tells: sources (one file each) and the spool, which every record passes through."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import msgspec
+
+from gridagent.errors import ConfigError
+from gridagent.home import Home
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """One record of a source. `kind` and `v` follow the stream's format (`wire.StreamRecord`)."""
+
+    kind: str
+    v: dict[str, Any]
+
+
+class Source(Protocol):
+    """Something that reports for as long as it is iterated. It never blocks the event loop."""
+
+    def __aiter__(self) -> AsyncIterator[Reading]: ...
+
+
+def open_source(text: str, home: Home, node: str) -> Source:
+    """The source that a `sources` entry of agent.toml names. Raises `ConfigError`."""
+    scheme, _, rest = text.partition(":")
+    if scheme == "replay":
+        from gridagent.telemetry.replay import open_replay
+
+        return open_replay(rest, home, node)
+    raise ConfigError(f"{home.config_file}: {text!r} is no source; known: replay:FILE?node=NAME")

@@ -1,0 +1,86 @@
+"""The agent as its callers see it: real processes, real TLS, a real session on the Unix socket."""
+
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from agents import DEADLINE_S, Agent, Client, Fleet, Refused, fleet, wait_for
+
+
+@pytest.fixture
+def world() -> Iterator[Fleet]:
+    with fleet() as made:
+        yield made
+
+
+@pytest.fixture
+def agent(world: Fleet) -> Agent:
+    return world.agent().start()
+
+
+def test_status_tells_what_lives_here(world: Fleet, agent: Agent) -> None:
+    peer = world.peer(agent, job="j", rank=1, world_size=3)
+    peer.send("progress", job="j", rank=1, epoch=0, entries=[[7, 1000.0, 0.25, 2.5, None]])
+    wait_for("the step is known", lambda: world.known(agent, peer.session).step == 7)
+    status = agent.client().status()
+    assert (status.node, status.url, status.wire) == ("n1", agent.url, 1)
+    rank = status.ranks[0]
+    assert (rank.job, rank.rank, rank.world_size, rank.state, rank.loss) == ("j", 1, 3, "training", 2.5)
+    assert rank.pid == peer.process.pid
+
+
+def test_an_op_is_relayed_to_the_session(world: Fleet, agent: Agent) -> None:
+    peer = world.peer(agent, job="j", rank=0, world_size=1)
+    agent.client().lease()
+    status = agent.client().op("job.describe", {"session": peer.session})
+    assert (status.state, status.value) == ("done", {"kind": "describe", "session": peer.session})
+    assert peer.event("command")["args"] == {}
+
+
+def test_sigterm_ends_it_cleanly_and_a_killed_one_starts_again(world: Fleet, agent: Agent) -> None:
+    peer = world.peer(agent, job="j", rank=0, world_size=1)
+    url = agent.url
+    assert agent.end(signal.SIGTERM) == 0
+    assert not (agent.home / "agent.sock").exists()
+    agent.start()
+    agent.end(signal.SIGKILL)
+    assert (agent.home / "agent.sock").exists()
+    agent.start()
+    assert agent.url == url
+    assert wait_for("the session is back", lambda: world.known(agent, peer.session)).pid == peer.process.pid
+
+
+def test_only_one_agent_serves_a_home(world: Fleet, agent: Agent) -> None:
+    command = [sys.executable, "-m", "gridagent", "serve", "--home", str(agent.home)]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert second.returncode == 1
+    assert "another agent serves" in second.stderr
+    assert agent.client().status().node == "n1"
+
+
+def test_who_shows_no_certificate_of_the_fleet_is_not_served(world: Fleet, agent: Agent) -> None:
+    with fleet() as strangers:
+        strangers.authority.write_identity(strangers.root / "n", "operator", "mallory")
+        context = Client(agent.url, strangers.root / "n").context
+        context.load_verify_locations(agent.trust / "ca.crt")
+        stranger = Client(agent.url, None, agent.trust / "ca.crt")
+        for client in (stranger, Client(agent.url, strangers.root / "n")):
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                client.status()
+        stranger.context = context
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            stranger.status()
+    assert agent.client().status().node == "n1"
+
+
+@pytest.mark.parametrize("who", ["viewer", "n1"])
+def test_only_an_operator_may_act(world: Fleet, agent: Agent, who: str) -> None:
+    client = agent.client(who)
+    assert client.status().node == "n1"
+    for call in (client.lease, lambda: client.op("node.cordon", {"reason": "r"})):
+        with pytest.raises(Refused, match="forbidden"):
+            call()
+    assert not agent.client().status().cordoned
