@@ -1,0 +1,152 @@
+"""The policy as data: what an Xid, a recovery action or a device's value means, and the thresholds.
+
+The tables stand beside this file, with the source of every row. An Xid that has no row is reported as
+`unknown_xid` and moves nobody.
+"""
+
+import pkgutil
+import tomllib
+from typing import Any, TypeVar
+
+import msgspec
+
+from gridctl.errors import ConfigError
+from gridctl.model.findings import SEVERITIES
+
+PREEMPT = ("yes", "no", "if-fatal")
+WHEN = ("none", "now", "after_job", "after_restart", "window", "before_admission")
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    severity: str
+    action: str
+    preempt: str  #: "yes" is a decisive signal; "if-fatal" is one if the driver's line says Fatal
+    when: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES or self.preempt not in PREEMPT or self.when not in WHEN:
+            raise ValueError(f"unknown word in {self}")
+
+
+class XidRow(_Row, frozen=True, kw_only=True):
+    """What one Xid number means."""
+
+    xid: int
+    kind: str
+    meaning: str
+    fault: str
+
+
+class RecoveryRow(_Row, frozen=True, kw_only=True):
+    """What one value of NVML field 230 (also told by Xid 154) means."""
+
+    value: int
+    name: str
+
+
+class DeviceRow(_Row, frozen=True, kw_only=True):
+    """What a metric of a device means when it is set ("level") or goes up ("rise")."""
+
+    metric: str
+    change: str
+    kind: str
+    meaning: str
+    fault: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a node counts as blind."""
+
+    silent_s: float
+
+
+class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When an Xid counts as the consequence of another one."""
+
+    window_s: float
+    burst_gap_s: float
+
+
+class TwoLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When findings of two layers belong together."""
+
+    window_s: float
+
+
+class CorrectedRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When corrected memory errors come too often."""
+
+    watch_per_s: float
+    critical_per_s: float
+    load_util_pct: float
+    samples: int
+    of: int
+    clear_samples: int
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The contents of thresholds.toml."""
+
+    heartbeat: Heartbeat
+    chain: Chain
+    two_layers: TwoLayers
+    ecc_corrected_rate: CorrectedRate
+
+
+class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. `xids` by number, `recovery` by value, `devices` by metric."""
+
+    xids: dict[int, XidRow]
+    recovery: dict[int, RecoveryRow]
+    devices: dict[str, DeviceRow]
+    thresholds: Thresholds
+
+
+_R = TypeVar("_R", bound=_Row)
+
+_UNKNOWN = XidRow(
+    xid=-1,
+    kind="unknown_xid",
+    meaning="a number without a known meaning",
+    fault="unknown",
+    severity="warning",
+    action="manual_review",
+    preempt="no",
+    when="none",
+    source="an unknown number is reported and moves nobody",
+)
+
+
+def xid_row(policy: DetectPolicy, xid: int) -> XidRow:
+    """The row of an Xid, or the one for unknown numbers."""
+    return policy.xids.get(xid) or msgspec.structs.replace(_UNKNOWN, xid=xid)
+
+
+def parse_table(text: str, row: type[_R], name: str) -> list[_R]:
+    """Rows of a tab-separated table with a heading. Raises `ConfigError` with the line's number."""
+    heading, *lines = text.splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            cells: dict[str, Any] = dict(zip(heading.split("\t"), line.split("\t"), strict=True))
+            rows.append(msgspec.convert(cells, row, strict=False))
+        except (ValueError, msgspec.ValidationError) as error:
+            raise ConfigError(f"{name}, line {number}: {error}") from None
+    return rows
+
+
+def builtin() -> DetectPolicy:
+    """The policy that is delivered with gridctl."""
+    return DetectPolicy(
+        xids={row.xid: row for row in parse_table(_text("xid.tsv"), XidRow, "xid.tsv")},
+        recovery={row.value: row for row in parse_table(_text("recovery.tsv"), RecoveryRow, "recovery.tsv")},
+        devices={row.metric: row for row in parse_table(_text("device.tsv"), DeviceRow, "device.tsv")},
+        thresholds=msgspec.convert(tomllib.loads(_text("thresholds.toml")), Thresholds),
+    )
+
+
+def _text(name: str) -> str:
+    content = pkgutil.get_data(__name__, name)
+    assert content is not None, f"{name} is a part of this package"
+    return content.decode()
