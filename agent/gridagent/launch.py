@@ -89,11 +89,16 @@ class Launches:
         """A spare (`session`) was given this spec; it counts once the spare holds the rank."""
         write_file(self._promise_file(session), msgspec.json.encode(spec), 0o600)
 
-    def take(self, session: str) -> LaunchSpec | None:
-        """The spare holds the rank now: its promise becomes the rank's spec."""
+    def promised(self, session: str) -> bool:
+        """Whether this session was given a rank and has not taken it yet."""
+        return self._promise_file(session).exists()
+
+    def take(self, session: str, gpus: list[int]) -> LaunchSpec | None:
+        """The spare holds the rank now: its promise becomes the rank's spec, on the spare's own devices."""
         path = self._promise_file(session)
         spec = _read(path)
         if spec:
+            spec = msgspec.structs.replace(spec, gpus=gpus)
             self.put(spec)
             path.unlink(missing_ok=True)
         return spec

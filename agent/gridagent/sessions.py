@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import re
 import statistics
 import struct
 import sys
@@ -16,6 +17,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from gridagent.errors import OpFailed, SessionLost
 from gridagent.launch import LaunchError, Launches
@@ -48,6 +51,8 @@ GRACE_S = 2.0
 #: Ended sessions that the status still shows.
 ENDED_MAX = 64
 MEDIAN_STEPS = 50
+#: Session ids become file names.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 AskHandler = Callable[["Session", Ask], Awaitable[Any]]
 
@@ -65,6 +70,7 @@ class Session:
         self.loss: float | None = None
         self.gpus: list[int] = []
         self.digests: dict[str, str] = {}
+        self.state = "parked"
         self.greet(hello)
 
     def greet(self, hello: Hello) -> None:
@@ -72,7 +78,8 @@ class Session:
         self.role, self.job, self.rank = hello.role, hello.job, hello.rank
         self.world_size, self.epoch, self.step = hello.world_size, hello.epoch, hello.step
         self.facts = hello.facts
-        self.state = hello.state or ("training" if hello.role == "rank" else "parked")
+        if hello.role == "rank":
+            self.state = hello.state or "training"
 
     @property
     def connected(self) -> bool:
@@ -194,13 +201,18 @@ class Sessions:
                     await asyncio.sleep(SWEEP_S / 5)
                 await _send(target.writer, command)
                 reply = await future
+        except ConnectionError:
+            raise OpFailed(f"the connection to session {session} broke as it was told to {kind}") from None
         except TimeoutError:
             raise OpFailed(f"session {session} did not answer {kind} within {deadline_s:.1f} s") from None
         finally:
             del self._waiting[command.id]
         if not reply.ok:
             raise OpFailed(reply.error or f"session {session} failed at {kind} and gave no reason")
-        return reply.value
+        try:
+            return _builtin(reply.value)
+        except WireError as error:
+            raise OpFailed(f"session {session} answered {kind} with {error}") from None
 
     async def sweep(self) -> None:
         """Calls disconnected sessions lost once that is certain. Runs until it is cancelled."""
@@ -252,6 +264,8 @@ class Sessions:
         known = self._by_id.get(message.session)
         if message.role not in ("rank", "spare") or (session and session is not known):
             raise WireError(f"process {pid} changed its session or has the unknown role {message.role!r}")
+        if not NAME.fullmatch(message.session):
+            raise WireError(f"process {pid} names its session {message.session!r}")
         if known and known.pid != pid:
             raise WireError(f"process {pid} claims the session of process {known.pid}")
         return self._greet(known, message, pid, writer)
@@ -259,6 +273,8 @@ class Sessions:
     def _greet(self, known: Session | None, hello: Hello, pid: int, writer: asyncio.StreamWriter) -> Session:
         if known is None:
             session = self._by_id[hello.session] = Session(hello, pid)
+            if session.role == "spare" and self._launches.promised(session.id):
+                session.state = "specialising"  # an earlier agent gave it a rank
             self._forget_ended()
         else:
             session = known
@@ -276,7 +292,8 @@ class Sessions:
             case Progress():
                 self._progress(session, message)
             case Phase():
-                detail = {"handover": message.handover, "phase": message.phase, "detail": message.detail}
+                detail = {"handover": message.handover, "phase": message.phase}
+                detail["detail"] = _builtin(message.detail)
                 self._spool.append("phase", {**_who(session), **detail}, message.t_unix_s)
             case Reply():
                 waiting = self._waiting.get(message.id)
@@ -312,7 +329,7 @@ class Sessions:
     def _settle_launch(self, session: Session) -> None:
         """From now on this node knows how its rank was started, also one that came as a spare."""
         try:
-            spec = self._launches.take(session.id) or self._launches.get(session.job, session.rank)
+            spec = self._launches.take(session.id, session.gpus) or self._launches.get(session.job, session.rank)
         except (LaunchError, OSError) as error:
             _complain(f"the launch of rank {session.rank} is not registered: {error}")
             return
@@ -331,9 +348,12 @@ class Sessions:
         session.state = state
         event = {"event": state, "reason": reason, "step": session.step, "digests": session.digests}
         self._spool.append("session", {**_who(session), **event})
-        self._launches.forget(session.id)
-        if reason == "released":
-            self._launches.drop(session.job, session.rank)
+        try:
+            self._launches.forget(session.id)
+            if reason == "released":
+                self._launches.drop(session.job, session.rank)
+        except (LaunchError, OSError) as error:
+            _complain(f"the launch of {session.job} rank {session.rank} stays registered: {error}")
         for command, (owner, kind, future) in self._waiting.items():
             if owner != session.id or future.done():
                 continue
@@ -355,6 +375,14 @@ class Sessions:
         if session.writer:
             with contextlib.suppress(ConnectionError):  # then it asks again, or is gone
                 await _send(session.writer, answer)
+
+
+def _builtin(value: Any) -> Any:
+    """A value that a session made up, as JSON can hold it. Raises `WireError`."""
+    try:
+        return msgspec.to_builtins(value, builtin_types=(bytes,), str_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WireError(f"something that is no plain value: {error}") from None
 
 
 def _who(session: Session) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Every message that crosses a process border, versioned.
 
 Three borders use these structs:
-
 * agent <-> training process or parked spare, over the node's Unix socket: length-prefixed msgpack
   (`frame`, `Unframer`), the unions `FromSession` and `ToSession`;
 * controller -> agent and agent -> agent, over HTTPS with client certificates: JSON;
@@ -110,7 +109,6 @@ class Command(Message, tag="command"):
 
     Kinds and their args (a struct below, as a dict) -> value of the reply:
 
-    ==============  =====================  =========================================================
     describe        {}                     `SessionReport`
     specialise      `Specialise`           `SessionReport`, once warmed up (parked spares only)
     open            `HandoverOpen`         `ChairOffer` (the chair only): listens, hosts the new store
@@ -121,7 +119,6 @@ class Command(Message, tag="command"):
     release         {handover}             {} ; a frozen source ends its process
     retire          {reason}               {} ; a spare ends its process
     digest          {}                     {"step", "epoch", "digests"} at the next boundary
-    ==============  =====================  =========================================================
     """
 
     id: int
@@ -405,9 +402,9 @@ class FreezeRequest(Message):
 class OpRequest(Message):
     """POST /v1/ops. Journaled before its effect; the same id twice is answered from the journal.
 
-    kinds: handover.specialise|open|join|cut|abort|release|retire (args: the struct above, plus
-    `session`), node.cordon {reason, owner, quarantine}, node.uncordon {owner}, spare.park {count, gpus},
-    job.describe {session}, run.end {} (the run lets go of the node). `owner` is "gridctl" unless said.
+    kinds: handover.specialise|open|join|cut|abort|release|retire (args: the struct above, plus `session`),
+    node.cordon {reason, owner="gridctl", quarantine}, node.uncordon {owner="gridctl"}, run.end {} (the run
+    lets go of the node), spare.park {count, gpus}, job.describe {session}.
     """
 
     id: str
@@ -493,7 +490,7 @@ class Unframer:
             del self._buffer[: 4 + size]
             try:
                 messages.append(self._decode(body))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise WireError(f"not a message of wire version {WIRE_VERSION}: {error}") from None
         return messages
 

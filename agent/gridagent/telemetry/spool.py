@@ -8,6 +8,7 @@ and a `gap` record says which records went; the same for records that the disk w
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
 import time
@@ -64,7 +65,8 @@ class Spool:
     def append(self, kind: str, v: dict[str, Any], t_unix_s: float | None = None) -> int:
         """Takes a record over and returns its seq. Never waits, never fails."""
         self.seq += 1
-        t_unix_s = self._clock() if t_unix_s is None else t_unix_s
+        if t_unix_s is None or not math.isfinite(t_unix_s):
+            t_unix_s = self._clock()
         record = StreamRecord(
             seq=self.seq, boot=self._boot, t_unix_s=t_unix_s, node=self._node, kind=kind, v=v
         )
