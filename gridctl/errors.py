@@ -11,6 +11,10 @@ class ConfigError(GridctlError):
     """A file of the operator's home is missing or wrong."""
 
 
+class Unanswered(GridctlError):
+    """The controller gave no answer."""
+
+
 class Refused(GridctlError):
     """Something was asked for and is not done; nothing was changed.
 

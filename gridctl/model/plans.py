@@ -110,10 +110,10 @@ class DryCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How somebody confirmed a plan: by typing the node's name, or with --yes. Both need a reason."""
+    """How somebody agreed: by typing the name that is asked for, or with --yes. Both need a reason."""
 
-    digest: str
     who: str
+    digest: str = ""  #: of the plan that was looked at; nothing but a plan has one
     reason: str = ""
     typed: str = ""
     yes: bool = False

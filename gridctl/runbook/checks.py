@@ -124,14 +124,8 @@ def _committed(context: Context) -> Problem | None:
 
 
 def _released(context: Context) -> Problem | None:
+    """The old processes are gone, or their node is: unknown there, but fenced by their epoch."""
     for move in context.plan.moves:
-        if _status(context, move.source.node) is None:
-            return Problem(
-                "node-unreachable",
-                f"{move.source.node} does not answer, so whether rank {move.rank}'s old process ended is"
-                " unknown; it is fenced by its epoch and cannot train",
-                final=False,
-            )
         rank = _find(context, move.source.session)
         if rank and rank.state in ("training", "frozen"):
             text = f"rank {move.rank}'s old process on {move.source.node} is still {rank.state}"

@@ -49,6 +49,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     pending: frozenset[str] = frozenset()
     values: dict[str, Any] = {}
     failures: dict[str, OpEnded] = {}
+    notes: tuple[str, ...] = ()  #: failures that the plan tolerates
     problem: Problem | None = None  #: why the verification does not hold yet
     back: BackAsked | None = None
 
@@ -141,8 +142,10 @@ def _back_asked(state: RunState, event: BackAsked) -> Advance:
 
 def _op_ended(state: RunState, event: OpEnded) -> Advance:
     state = _put(state, pending=state.pending - {event.op})
-    if event.ok or event.code in operations(state, state.step)[event.op].tolerate:
+    if event.ok:
         state = _put(state, values={**state.values, event.op: event.value})
+    elif event.code in operations(state, state.step)[event.op].tolerate:
+        state = _put(state, notes=(*state.notes, event.text))
     else:
         state = _put(state, failures={**state.failures, event.op: event})
     return (state, []) if state.pending else _all_ended(state)
@@ -176,8 +179,6 @@ def _observed(state: RunState, event: Observed) -> Advance:
 
 def _watched(state: RunState, event: Watched) -> Advance:
     verdict = judge(event.before, event.after)
-    if not event.complete and not verdict.problem:
-        return _fail(state, Problem("rank-silent", "the job stopped before all steps of the watch were done"))
     if verdict.problem:
         return _fail(state, Problem("out-of-band", verdict.problem))
     return _complete(state, [msgspec.to_builtins(verdict)])
@@ -209,7 +210,7 @@ def _enter(state: RunState) -> Advance:
     if step is None:
         state, effects = _record_run(state, "done")
         return _put(state, stage="stopped"), [*effects, Stop()]
-    state = _put(state, step=step.name, pending=frozenset(), values={}, failures={}, problem=None)
+    state = _fresh(state, step.name)
     if step.precheck and step.name not in state.progress.started:
         state = _put(state, stage="precheck")
         return state, [Arm(_token(state), step.deadline_s), Observe()]
@@ -238,6 +239,7 @@ def _verify(state: RunState, step: Step) -> Advance:
 
 
 def _complete(state: RunState, values: Sequence[Any], text: str = "") -> Advance:
+    text = text or "; ".join(state.notes)
     state, effects = _record_step(state, "done", values=list(values), text=text)
     return _then(effects, _enter(state))
 
@@ -283,7 +285,7 @@ def _undo_next(state: RunState) -> Advance:
     for name in reversed(progress.started):
         if name in progress.undone or name in progress.leftover or not _step(state.plan, name).inverse:
             continue
-        state = _put(state, stage="undo", step=name, values={}, failures={}, problem=None)
+        state = _put(_fresh(state, name), stage="undo")
         state, effects = _record_step(state, "undoing", attempt=progress.attempt)
         sends = [Send(op, call) for op, call in operations(state, name).items()]
         state = _put(state, pending=frozenset(send.op for send in sends))
@@ -296,7 +298,7 @@ def _undone(state: RunState) -> Advance:
         failure = next(iter(state.failures.values()))
         state, effects = _record_step(state, "undo-failed", code=failure.code, text=failure.text)
     else:
-        state, effects = _record_step(state, "undone")
+        state, effects = _record_step(state, "undone", text="; ".join(state.notes))
     return _then(effects, _undo_next(state))
 
 
@@ -333,6 +335,10 @@ def _record(state: RunState, kind: str, data: dict[str, Any]) -> tuple[RunState,
     # The clock is not asked here: the times of a run are those of its records (`progress.view`).
     progress = fold(state.progress, kind, data, 0.0)
     return _put(state, progress=progress), [Record(kind, data)]
+
+
+def _fresh(state: RunState, step: str) -> RunState:
+    return _put(state, step=step, pending=frozenset(), values={}, failures={}, notes=(), problem=None)
 
 
 def _put(state: RunState, **changes: Any) -> RunState:

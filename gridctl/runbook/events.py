@@ -39,11 +39,10 @@ class OpEnded:
 
 @dataclass(frozen=True)
 class Watched:
-    """Steps of the job before and after the swap. `complete`: all that were waited for."""
+    """Steps of the job before and after the swap."""
 
     before: Entries
     after: Entries
-    complete: bool
 
 
 @dataclass(frozen=True)

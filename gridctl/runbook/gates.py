@@ -32,12 +32,15 @@ def check_gate(plan: Plan, gate: Gate) -> None:
             f"plan {plan.id} has digest {plan.digest[:12]}, confirmed was {gate.digest[:12] or 'none'}:"
             " look at the plan again",
         )
+    check_meant(plan.node, gate)
+
+
+def check_meant(name: str, gate: Gate) -> None:
+    """Raises `Refused` unless `name` was typed, or --yes given, and a reason with either."""
     if not gate.reason.strip():
-        raise Refused("not-confirmed", f"plan {plan.id} needs a reason (--reason): it stands in the journal")
-    if not gate.yes and gate.typed != plan.node:
-        raise Refused(
-            "not-confirmed", f"plan {plan.id} is confirmed by typing {plan.node}, or with --yes and --reason"
-        )
+        raise Refused("not-confirmed", "a reason is needed (--reason): it stands in the journal")
+    if not gate.yes and gate.typed != name:
+        raise Refused("not-confirmed", f"this is confirmed by typing {name}, or with --yes and --reason")
 
 
 def check_fresh(plan: Plan, now_unix_s: float, nodes: Mapping[str, Node]) -> None:

@@ -31,8 +31,12 @@ from gridctl.runbook.selection import Selection, refuse_if_fatal, status_of
 
 LEAD_STEPS = 3
 WARMUP_STEPS = 3
-#: Codes of agents for "this process or hand-over is not there": then there is nothing to undo.
-GONE = ["unknown-session", "session-lost", "unknown-handover"]
+#: The process is not there any more: then there is nothing to undo or to release.
+GONE = ["not-found"]
+#: It may end before it has answered; that it is gone is what is verified.
+ENDING = [*GONE, "op-failed"]
+#: A node that is left may well die. Its old process is fenced by its epoch and never trains again.
+LEFT = [*ENDING, "node-unreachable"]
 
 
 def build(
@@ -123,8 +127,8 @@ class _Steps:
         self.watch_s = 60.0 + 10.0 * policy.watch_steps * step_s
 
     def all(self) -> list[Step]:
-        steps = [self._preflight(), self._cordon(), self._reserve(), self._specialise(), self._open()]
-        steps += [self._join(), self._cut(), self._watch(), self._release()]
+        steps = [self._preflight(), self._engage(), self._cordon(), self._reserve(), self._specialise()]
+        steps += [self._open(), self._join(), self._cut(), self._watch(), self._release(), self._end()]
         return [step for step in steps if step is not None]
 
     def _call(self, member: Member, kind: str, args: dict[str, Any], deadline_s: float = 30.0) -> Call:
@@ -145,6 +149,17 @@ class _Steps:
             verify="reports-hold",
             deadline_s=45.0,
         )
+
+    def _run_ends(self) -> list[Call]:
+        nodes = {member.node: member.url for member in self.selection.members}
+        return [
+            Call(node=node, url=url, kind="run.end", deadline_s=15.0, tolerate=["node-unreachable"])
+            for node, url in sorted(nodes.items())
+        ]
+
+    def _engage(self) -> Step:
+        """Has no call of its own: its inverse lets the nodes go when everything else was undone."""
+        return Step(name="engage", text="the run takes its nodes", inverse=self._run_ends())
 
     def _cordon(self) -> Step | None:
         """None where somebody has cordoned the node already: then it is not ours to lift."""
@@ -199,7 +214,7 @@ class _Steps:
             retire = self._call(
                 move.target, "handover.retire", {"reason": f"hand-over {self.handover} ended"}
             )
-            inverse.append(msgspec.structs.replace(retire, tolerate=GONE))
+            inverse.append(msgspec.structs.replace(retire, tolerate=ENDING))
         ranks = ", ".join(str(move.rank) for move in self.selection.moves)
         return Step(
             name="specialise",
@@ -229,7 +244,7 @@ class _Steps:
                     self._call(
                         member, "handover.abort", {"handover": self.handover, "reason": "the run turned back"}
                     ),
-                    tolerate=GONE,
+                    tolerate=ENDING if member.role == "target" else GONE,
                 )
                 for member in self.selection.members
             ],
@@ -288,13 +303,16 @@ class _Steps:
             text="the frozen process(es) on the old node end",
             calls=[
                 msgspec.structs.replace(
-                    self._call(move.source, "handover.release", {"handover": self.handover}), tolerate=GONE
+                    self._call(move.source, "handover.release", {"handover": self.handover}), tolerate=LEFT
                 )
                 for move in self.selection.moves
             ],
             verify="released",
             deadline_s=60.0,
         )
+
+    def _end(self) -> Step:
+        return Step(name="end", text="the run lets go of its nodes", calls=self._run_ends(), deadline_s=30.0)
 
     def _ttl_s(self) -> float:
         """What was prepared must outlive the join and the whole cut."""

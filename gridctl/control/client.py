@@ -1,0 +1,134 @@
+"""What the faces talk to the controller with: synchronous, over its Unix socket."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from gridagent.journal import Record
+from gridagent.wire import Blocker
+from gridctl.errors import GridctlError, Refused, Unanswered
+from gridctl.home import Home
+from gridctl.model.plans import DryCall, Gate, Plan, Request
+from gridctl.model.runs import Run
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+CONNECT_S = 2.0
+#: A plan asks sessions, which answer at their next step boundary.
+READ_S = 120.0
+
+
+class _Answer(msgspec.Struct):
+    code: str = "failed"
+    text: str = ""
+    blockers: list[Blocker] = []
+
+
+class Client:
+    """Every call raises `Refused` for a no of the controller and `Unanswered` if there is no controller."""
+
+    def __init__(self, home: Home) -> None:
+        import httpx
+
+        self._socket = home.socket
+        self._http = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(home.socket)),
+            base_url="http://gridctl",
+            timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def health(self) -> dict[str, Any]:
+        return self._ask("GET", "/v1/health", dict[str, Any])
+
+    def view(self, what: str, kind: type[T]) -> list[T]:
+        """nodes, jobs, spares, incidents, plans or runs, as the structs of `gridctl.model`."""
+        return self._ask("GET", f"/v1/view/{what}", list[kind])  # type: ignore[valid-type]
+
+    def one(self, what: str, name: str, kind: type[T]) -> T:
+        """One run, plan or incident by its id."""
+        return self._ask("GET", f"/v1/{what}/{_path(name)}", kind)
+
+    def plan(self, request: Request) -> Plan:
+        return self._ask("POST", "/v1/plan", Plan, request)
+
+    def dry_run(self, plan: str) -> list[DryCall]:
+        return self._ask("POST", "/v1/apply", list[DryCall], {"plan": plan, "dry_run": True})
+
+    def apply(self, plan: str, gate: Gate) -> Run:
+        """Returns as soon as the run has started; `one("run", ...)` or `events` tell how it goes."""
+        return self._ask("POST", "/v1/apply", Run, {"plan": plan, "gate": gate})
+
+    def abort(self, run: str, gate: Gate) -> Run:
+        return self._ask("POST", f"/v1/run/{_path(run)}/abort", Run, gate)
+
+    def rollback(self, run: str, gate: Gate) -> Run:
+        return self._ask("POST", f"/v1/run/{_path(run)}/rollback", Run, gate)
+
+    def resume(self, run: str, gate: Gate) -> Run:
+        return self._ask("POST", f"/v1/run/{_path(run)}/resume", Run, gate)
+
+    def freeze(self, scope: str, gate: Gate) -> list[dict[str, str]]:
+        """[{"node", "answer"}]: "ok", or why this node will get it later."""
+        return self._ask("POST", "/v1/freeze", list[dict[str, str]], {"scope": scope, "gate": gate})
+
+    def thaw(self, scope: str, gate: Gate) -> list[dict[str, str]]:
+        return self._ask("POST", "/v1/thaw", list[dict[str, str]], {"scope": scope, "gate": gate})
+
+    def stop(self) -> None:
+        """Ends the controller. A run in its hand is then interrupted and can be resumed."""
+        self._ask("POST", "/v1/stop", dict[str, Any])
+
+    def events(self, after: int = 0) -> Iterator[Record]:
+        """Journal records above `after`, then new ones as they come, until the controller ends."""
+        import httpx
+
+        try:
+            with self._http.stream("GET", "/v1/events", params={"after": after}, timeout=None) as response:
+                if response.status_code >= 400:
+                    response.read()
+                    raise _refusal(response)
+                for line in response.iter_lines():
+                    yield msgspec.json.decode(line, type=Record)
+        except httpx.HTTPError as error:
+            raise self._unanswered(error) from None
+
+    def _ask(self, method: str, path: str, answer: type[T], body: Any = None) -> T:
+        import httpx
+
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            response = self._http.request(method, path, content=content)
+        except httpx.HTTPError as error:
+            raise self._unanswered(error) from None
+        if response.status_code >= 400:
+            raise _refusal(response)
+        try:
+            return msgspec.json.decode(response.content, type=answer)
+        except msgspec.MsgspecError as error:
+            raise GridctlError(f"the controller speaks another version: {error}; restart it") from None
+
+    def _unanswered(self, error: Exception) -> Unanswered:
+        return Unanswered(f"no controller answers on {self._socket}: {error}")
+
+
+def _path(name: str) -> str:
+    from urllib.parse import quote
+
+    return quote(name, safe="")
+
+
+def _refusal(response: "httpx.Response") -> GridctlError:
+    try:
+        answer = msgspec.json.decode(response.content, type=_Answer)
+    except msgspec.MsgspecError:
+        return GridctlError(f"the controller answered {response.status_code} without a reason")
+    if response.status_code >= 500:
+        return GridctlError(answer.text)
+    return Refused(answer.code, answer.text, tuple(answer.blockers))

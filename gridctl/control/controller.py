@@ -1,0 +1,402 @@
+"""The controller: the only place where time passes and effects happen."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gridagent.wire import FreezeRequest
+from gridctl.control.driver import Driver
+from gridctl.control.lease import FleetLease
+from gridctl.control.ledger import Ledger
+from gridctl.control.planner import make_plan
+from gridctl.control.sentinel import REREAD_RECORDS, Sentinel, close_incident
+from gridctl.control.settings import load_fleet, load_policy
+from gridctl.control.steplog import StepLog
+from gridctl.errors import ConfigError, Refused
+from gridctl.home import Home
+from gridctl.model.findings import Decision
+from gridctl.model.fleet import Node
+from gridctl.model.plans import DryCall, Gate, Plan, Request
+from gridctl.model.runs import ENDS, Incident, Run
+from gridctl.ports.agents import AgentError, Agents, follow
+from gridctl.runbook import gates, preflight
+from gridctl.runbook.dry import dry_run
+from gridctl.runbook.engine import committed, cutting
+from gridctl.runbook.events import BackAsked, Event, Halted, Started
+from gridctl.runbook.selection import refuse_if_fatal
+
+POLL_S = 2.0
+
+log = logging.getLogger("gridctl.control")
+
+
+class Controller:
+    """One for each home. Raises `ConfigError` and `GridctlError` where the home is not usable."""
+
+    def __init__(self, home: Home, *, read_only: bool = False) -> None:
+        from gridctl.trust import client_context
+
+        self.home = home
+        self.fleet = load_fleet(home)
+        self.policy = load_policy(home)
+        self.read_only = read_only or self.fleet.fleet.read_only
+        self.context = client_context(home.trust)
+        self.agents = Agents(self.context)
+        holder = _holder(home)
+        self.ledger = Ledger(home, holder)
+        self.lease = FleetLease(self.agents, holder, lambda: self.urls, self._lease_lost)
+        self.steps = StepLog()
+        self.sentinel = Sentinel(self.ledger, self.steps, self._propose)
+        self.nodes: dict[str, Node] = {}
+        self._files = _stamps(home)
+        self._drivers: dict[str, Driver] = {}
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._followers: dict[str, asyncio.Task[None]] = {}
+        self._poll: asyncio.Task[None] | None = None
+        self._applying = asyncio.Lock()
+
+    @property
+    def urls(self) -> dict[str, str]:
+        return {node.name: node.url for node in self.fleet.node}
+
+    async def start(self) -> None:
+        """Asks all nodes once and begins to follow them."""
+        for run, (plan, _) in self.ledger.runs.items():
+            known = self.ledger.plans[plan]
+            self.sentinel.expect(known.handover, known.incident, run)
+        await self._turn()
+        self._poll = asyncio.create_task(self._poll_for_ever())
+
+    async def close(self) -> None:
+        """Lets go of everything. Runs in hand stay as they are in the journal: interrupted."""
+        tasks = [*self._runs.values(), *self._followers.values()]
+        tasks += [self._poll] if self._poll else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.sentinel.close()
+        await self.agents.close()
+        self.ledger.close()
+
+    # ----------------------------------------------------------------------------------------------
+    # What is out there
+
+    async def look(self, names: set[str]) -> Mapping[str, Node]:
+        """Asks these nodes (all, if the set is empty) and returns them as they are now."""
+        wanted = [node for node in self.fleet.node if not names or node.name in names]
+        found = await asyncio.gather(*(self._ask(node.name, node.url, node.rack) for node in wanted))
+        self.nodes.update({node.name: node for node in found})
+        return {node.name: node for node in found}
+
+    async def _ask(self, name: str, url: str, rack: str) -> Node:
+        known = self.nodes.get(name)
+        asked_unix_s = time.time()
+        try:
+            status = await self.agents.status(url)
+        except AgentError as error:
+            silent = msgspec.structs.replace(known, reachable=False) if known else Node(name=name, url=url)
+            return msgspec.structs.replace(silent, url=url, rack=silent.rack or rack, error=str(error))
+        seen_unix_s = time.time()
+        if status.node != name:
+            error_text = f"{url} is the agent of {status.node}, not of {name}: correct fleet.toml"
+            return Node(name=name, url=url, rack=rack, error=error_text)
+        return Node(
+            name=name,
+            url=url,
+            rack=status.rack or rack,
+            reachable=True,
+            seen_unix_s=seen_unix_s,
+            skew_s=status.now_unix_s - (asked_unix_s + seen_unix_s) / 2,
+            status=status,
+        )
+
+    async def _poll_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await self._turn()
+            except (Refused, ConfigError) as error:
+                log.warning("%s", error)
+
+    async def _turn(self) -> None:
+        self._reread_files()
+        await self.look(set())
+        self.sentinel.nodes_changed(self.nodes.values())
+        for name, node in self.nodes.items():
+            if node.status and name not in self._followers:
+                after = max(0, node.status.stream_seq - REREAD_RECORDS)
+                self._followers[name] = asyncio.create_task(self._follow(name, node.url, after))
+        await self._relay_missed()
+        self.sentinel.tick()
+
+    def _reread_files(self) -> None:
+        """Nodes that were enrolled since, another policy, a renewed certificate."""
+        stamps = _stamps(self.home)
+        if stamps == self._files:
+            return
+        from gridagent.identity import reload
+
+        self._files = stamps
+        self.fleet, self.policy = load_fleet(self.home), load_policy(self.home)
+        for name in set(self.nodes) - set(self.urls):
+            del self.nodes[name]
+            if follower := self._followers.pop(name, None):
+                follower.cancel()
+        reload(self.context, self.home.trust)
+
+    async def _follow(self, name: str, url: str, after: int) -> None:
+        async for record in follow(self.agents, url, after):
+            try:
+                # The connection says who speaks, not the record.
+                self.sentinel.feed(msgspec.structs.replace(record, node=name))
+            except Refused as error:
+                log.warning("what %s tells is not written down: %s", name, error)
+            except Exception:
+                log.exception("a record of %s was not understood", name)
+
+    # ----------------------------------------------------------------------------------------------
+    # Plans and runs
+
+    async def plan(self, request: Request) -> Plan:
+        """Raises `Refused` with every blocker."""
+        return await make_plan(self, request)
+
+    def dry_run(self, plan_id: str) -> list[DryCall]:
+        """Every call that the plan would make. Raises `Refused` for an unknown plan."""
+        return dry_run(self.ledger.plan(plan_id), self.urls)
+
+    async def apply(self, plan_id: str, gate: Gate) -> Run:
+        """Starts the run of a plan. Raises `Refused`; then nothing was changed."""
+        self._may_act()
+        async with self._applying:
+            plan = self.ledger.plan(plan_id)
+            if used := [run for run, (its, _) in self.ledger.runs.items() if its == plan_id]:
+                raise Refused("used-plan", f"plan {plan_id} was applied as run {used[0]}: make a new plan")
+            gates.check_gate(plan, gate)
+            gates.check_alone(plan.node, plan.job, self.ledger.all_runs())
+            nodes = await self.look({member.node for member in plan.members})
+            self._refuse_frozen(plan.job)
+            refuse_if_fatal(
+                [b for node in nodes.values() for b in preflight.of_node(node, plan.job, self.policy)]
+            )
+            gates.check_fresh(plan, time.time(), nodes)
+            run = f"r-{secrets.token_hex(4)}"
+            await self._take_lease(run)
+            try:
+                about = {"incident": plan.incident, "plan": plan.id, "run": run}
+                self.ledger.append("gate", {**about, **msgspec.to_builtins(gate)})
+                self._record_lease(plan, run)
+            except Refused:
+                await self.lease.drop(run)
+                raise
+            return await self._drive(run, plan, Started(gate.who), gate.who)
+
+    async def abort(self, run: str, gate: Gate) -> Run:
+        """Turns a run back before its commit. Raises `Refused`."""
+        return await self._back(run, gate, "aborted")
+
+    async def rollback(self, run: str, gate: Gate) -> Run:
+        """Undoes what a run has done, before its commit. Raises `Refused`."""
+        return await self._back(run, gate, "rolled-back")
+
+    async def resume(self, run: str, gate: Gate) -> Run:
+        """Goes on with an interrupted or held run. Raises `Refused`."""
+        plan = self._steerable(run, gate, "resume")
+        if run in self._drivers:
+            raise Refused("not-now", f"run {run} is in hand: there is nothing to resume")
+        return await self._take_up(run, plan, Started(gate.who, accept=True), gate)
+
+    async def freeze(self, scope: str, gate: Gate, *, frozen: bool) -> list[dict[str, str]]:
+        """Relays a freeze or thaw to all agents; those that miss it get it when they answer again."""
+        self._may_act()
+        gates.check_meant(scope, gate)
+        what = "freeze" if frozen else "thaw"
+        # A stop must also work with a full disk; to set going again needs the journal.
+        with contextlib.suppress(*([Refused] if frozen else [])):
+            self.ledger.append(
+                "audit", {"what": what, "scope": scope, "who": gate.who, "reason": gate.reason}
+            )
+        request = FreezeRequest(scope=scope, frozen=frozen, who=gate.who, reason=gate.reason)
+        answers = await self._relay(request, self.urls)
+        self._note_missed(scope, {answer["node"] for answer in answers if answer["answer"] != "ok"})
+        return answers
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _may_act(self) -> None:
+        if self.read_only:
+            raise Refused(
+                "read-only", "this controller is read-only: it shows and plans, and changes nothing"
+            )
+
+    def _refuse_frozen(self, job: str) -> None:
+        for scope in ("fleet", job):
+            if (freeze := self.ledger.freezes.get(scope)) and freeze["what"] == "freeze":
+                raise Refused(
+                    "frozen",
+                    f"{scope} was frozen by {freeze['who']} ({freeze['reason']}): `gridctl thaw` ends that",
+                )
+
+    async def _take_lease(self, run: str) -> None:
+        highest = max((node.status.fence for node in self.nodes.values() if node.status), default=0)
+        await self.lease.take(run, highest)
+
+    def _record_lease(self, plan: Plan, run: str) -> None:
+        lease = {"fence": self.lease.fence, "holder": self.lease.holder, "granted": self.lease.granted}
+        self.ledger.append("lease", {"incident": plan.incident, "run": run, **lease})
+
+    async def _drive(self, run: str, plan: Plan, event: Event, who: str) -> Run:
+        driver = Driver(self, run, plan, who)
+        self._drivers[run] = driver
+        self.ledger.driven.add(run)
+        self.sentinel.expect(plan.handover, plan.incident, run)
+        self._runs[run] = asyncio.create_task(self._drive_to_end(run, plan, driver, event))
+        await asyncio.sleep(0)  # the run's first record
+        if run not in self.ledger.runs:
+            await self._runs[run]
+            problem = driver.state.problem
+            raise Refused(problem.code if problem else "journal", problem.text if problem else "not started")
+        return self.ledger.run(run)
+
+    async def _drive_to_end(self, run: str, plan: Plan, driver: Driver, event: Event) -> None:
+        try:
+            await driver.drive(event)
+        finally:
+            self.ledger.driven.discard(run)
+            del self._drivers[run], self._runs[run]
+        if (problem := driver.state.problem) and driver.state.stage == "stopped":
+            log.warning("run %s stopped: %s", run, problem.text)
+        await self.lease.drop(run)
+        ended = self.ledger.runs.get(run)
+        if ended and (ended[1].state == "done" or (ended[1].ended and self._manual(plan.incident))):
+            with contextlib.suppress(Refused):
+                close_incident(self.ledger, plan.incident, f"run {run} is {ended[1].state}")
+
+    def _manual(self, incident: str) -> bool:
+        found = self.ledger.incidents.get(incident)
+        return found is not None and found.kind == "manual"
+
+    def _steerable(self, run: str, gate: Gate, verb: str) -> Plan:
+        """The plan of a run that has not ended. Raises `Refused`."""
+        self._may_act()
+        found = self.ledger.run(run)
+        gates.check_meant(found.node, gate)
+        if found.state == "done":
+            raise Refused(
+                "boundary-past",
+                f"run {run} was committed and is done; the way back is a new hand-over:"
+                f" `gridctl swap plan` for the node that has the ranks now, --to {found.node}",
+            )
+        if found.state in ENDS:
+            raise Refused("not-now", f"run {run} has ended ({found.state}): there is nothing to {verb}")
+        return self.ledger.plan(found.plan)
+
+    async def _back(self, run: str, gate: Gate, end: str) -> Run:
+        plan = self._steerable(run, gate, "undo")
+        driver = self._drivers.get(run)
+        state = driver.state if driver else Driver(self, run, plan, gate.who).state
+        if committed(state):
+            raise Refused(
+                "boundary-past",
+                f"run {run} is past its commit: the ranks have moved; `gridctl run resume {run}` ends it, and"
+                " the way back is a new hand-over",
+            )
+        if cutting(state):
+            raise Refused(
+                "boundary-past",
+                f"run {run} is in its cut, which ends by itself in a commit or an abort; if it is held,"
+                f" `gridctl run resume {run}` finds out which",
+            )
+        asked = BackAsked(gate.who, gate.reason, end)
+        if driver is None:
+            return await self._take_up(run, plan, asked, gate)
+        self.ledger.append("audit", {**self._audit(run, plan, gate), "what": end})
+        driver.tell(asked)
+        return self.ledger.run(run)
+
+    async def _take_up(self, run: str, plan: Plan, event: Event, gate: Gate) -> Run:
+        """Takes a run in hand again that nobody drives."""
+        async with self._applying:
+            await self.look({member.node for member in plan.members})
+            await self._take_lease(run)
+            try:
+                what = "resume" if isinstance(event, Started) else "rollback"
+                self.ledger.append("audit", {**self._audit(run, plan, gate), "what": what})
+                self._record_lease(plan, run)
+            except Refused:
+                await self.lease.drop(run)
+                raise
+            return await self._drive(run, plan, event, gate.who)
+
+    def _audit(self, run: str, plan: Plan, gate: Gate) -> dict[str, Any]:
+        text = f"{gate.who}: {gate.reason}"
+        about = {"incident": plan.incident, "run": run, "who": gate.who, "reason": gate.reason}
+        return {**about, "text": text}
+
+    def _lease_lost(self, code: str, text: str) -> None:
+        for driver in self._drivers.values():
+            driver.tell(Halted(code, text))
+
+    async def _propose(self, incident: Incident, decision: Decision) -> None:
+        """A plan for a decision to swap; a site that has armed it gets it applied as well."""
+        if self.ledger.open_plan(incident.id, time.time()):
+            return
+        try:
+            plan = await self.plan(Request(node=decision.node, incident=incident.id, who="gridctl"))
+            if self.policy.auto and not self.read_only:
+                reason = decision.why[0] if decision.why else decision.kind
+                await self.apply(plan.id, Gate(digest=plan.digest, who="policy", reason=reason, yes=True))
+        except Refused as error:
+            with contextlib.suppress(Refused):
+                text = f"no plan for {decision.node}: {error.text}"
+                self.ledger.append("note", {"incident": incident.id, "code": error.code, "text": text})
+
+    async def _relay(self, request: FreezeRequest, urls: Mapping[str, str]) -> list[dict[str, str]]:
+        async def one(name: str, url: str) -> dict[str, str]:
+            try:
+                await self.agents.freeze(url, request)
+            except AgentError as error:
+                return {"node": name, "answer": str(error)}
+            return {"node": name, "answer": "ok"}
+
+        return list(await asyncio.gather(*(one(name, url) for name, url in urls.items())))
+
+    def _note_missed(self, scope: str, missed: set[str]) -> None:
+        if missed or self.ledger.missed.get(scope):
+            self.ledger.append("audit", {"what": "relayed", "scope": scope, "missed": sorted(missed)})
+
+    async def _relay_missed(self) -> None:
+        for scope, missed in list(self.ledger.missed.items()):
+            back = {n: url for n, url in self.urls.items() if n in missed and self.nodes[n].reachable}
+            freeze = self.ledger.freezes.get(scope)
+            if not back or freeze is None:
+                continue
+            request = FreezeRequest(
+                scope=scope, frozen=freeze["what"] == "freeze", who=freeze["who"], reason=freeze["reason"]
+            )
+            answers = await self._relay(request, back)
+            self._note_missed(scope, missed - {a["node"] for a in answers if a["answer"] == "ok"})
+
+
+def _holder(home: Home) -> str:
+    """The name under which this home's controllers hold leases: the next one takes over from a killed one."""
+    try:
+        if name := home.holder_file.read_text(encoding="utf-8").strip():
+            return name
+    except FileNotFoundError:
+        pass
+    name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+    home.holder_file.write_text(f"{name}\n", encoding="utf-8")
+    return name
+
+
+def _stamps(home: Home) -> list[int]:
+    files = (home.fleet_file, home.policy_file, home.trust / "operator.crt")
+    return [path.stat().st_mtime_ns if path.exists() else 0 for path in files]

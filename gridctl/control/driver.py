@@ -1,0 +1,221 @@
+"""Carries out what the engine says for one run: journal first, then the agents."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from gridagent.wire import OpRequest, OpStatus
+from gridctl.control.lease import FleetLease
+from gridctl.control.ledger import Ledger
+from gridctl.control.steplog import StepLog
+from gridctl.errors import Refused
+from gridctl.model.fleet import Node, ranks_of
+from gridctl.model.plans import Call, Plan
+from gridctl.model.policy import Policy
+from gridctl.ports.agents import AgentError, AgentRefused, Agents, AgentUnreachable
+from gridctl.runbook.engine import RunState, advance
+from gridctl.runbook.events import (
+    Arm,
+    Deadline,
+    Effect,
+    Event,
+    Halted,
+    Observe,
+    Observed,
+    OpEnded,
+    Record,
+    Send,
+    Stop,
+    Watch,
+    Watched,
+)
+from gridctl.runbook.references import launch_digest, launches_in, resolve
+
+RETRY_S = 0.5
+#: An agent's own deadline comes first; only then is its silence a failure of the call.
+SLACK_S = 5.0
+#: After the job's last rank has ended its last steps may still be on their way.
+LAST_STEPS_S = 3.0
+
+
+class World(Protocol):
+    """What a driver needs of the controller."""
+
+    agents: Agents
+    ledger: Ledger
+    lease: FleetLease
+    steps: StepLog
+    policy: Policy
+
+    async def look(self, names: set[str]) -> Mapping[str, Node]:
+        """The nodes of these names, asked just now."""
+        ...
+
+
+class Driver:
+    """One run in hand. `drive` returns when it has ended or is held."""
+
+    def __init__(self, world: World, run: str, plan: Plan, who: str) -> None:
+        _, progress = world.ledger.runs.get(run, ("", None))
+        state = RunState(run=run, plan=plan)
+        self.state = state if progress is None else msgspec.structs.replace(state, progress=progress)
+        self._world = world
+        self._who = who
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def tell(self, event: Event) -> None:
+        """An event from outside: an operator, or a lost lease."""
+        self._events.put_nowait(event)
+
+    async def drive(self, first: Event) -> None:
+        """Runs the engine until it says `Stop`. Whatever still runs here then is cancelled."""
+        event = first
+        try:
+            while not self._take(event):
+                event = await self._events.get()
+        finally:
+            if self._timer:
+                self._timer.cancel()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _take(self, event: Event) -> bool:
+        """One turn of the engine. True: stop."""
+        self.state, effects = advance(self.state, event)
+        for effect in effects:
+            if isinstance(effect, Stop):
+                return True
+            try:
+                self._start(effect)
+            except Refused as refused:  # the journal: nothing after this record may happen
+                self.state, _ = advance(self.state, Halted(refused.code, refused.text))
+                return True
+        return False
+
+    def _start(self, effect: Effect) -> None:
+        match effect:
+            case Record(kind, data):
+                self._world.ledger.append(kind, data)
+            case Arm(token, after_s):
+                if self._timer:
+                    self._timer.cancel()
+                self._timer = asyncio.get_running_loop().call_later(after_s, self.tell, Deadline(token))
+            case Send(op, call):
+                self._spawn(self._send(op, call))
+            case Observe(after_s):
+                self._spawn(self._observe(after_s))
+            case Watch(steps):
+                self._spawn(self._watch(steps))
+
+    def _spawn(self, work: Awaitable[Event]) -> None:
+        async def report() -> None:
+            self.tell(await work)
+
+        task = asyncio.create_task(report())
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self.tell(Halted("internal", f"the controller failed in this run: {error!r}"))
+
+    async def _observe(self, after_s: float) -> Event:
+        await asyncio.sleep(after_s)
+        return Observed(await self._world.look({member.node for member in self.state.plan.members}))
+
+    # ----------------------------------------------------------------------------------------------
+    # Calls
+
+    async def _send(self, op: str, call: Call) -> Event:
+        """Makes the call until it was answered or its time is over: the id makes that safe."""
+        until_s = time.monotonic() + call.deadline_s + SLACK_S
+        try:
+            args = await self._resolved(call)
+            status = await self._until_answered(op, call, args, until_s)
+        except AgentRefused as error:
+            return OpEnded(op, False, code=error.code, text=f"{call.node}: {error.text}", began=False)
+        except AgentUnreachable as error:
+            text = f"{call.kind} on {call.node}: {error}. The node is unknown, not failed"
+            return OpEnded(op, False, code="node-unreachable", text=text)
+        if status.state == "done":
+            return OpEnded(op, True, value=status.value)
+        code = "interrupted" if status.state == "interrupted" else "op-failed"
+        text = status.error or f"it is {status.state}"
+        return OpEnded(op, False, code=code, text=f"{call.kind} on {call.node}: {text}")
+
+    async def _until_answered(self, op: str, call: Call, args: dict[str, Any], until_s: float) -> OpStatus:
+        while True:
+            request = OpRequest(
+                id=op,
+                run=self.state.run,
+                fence=self._world.lease.fence,
+                holder=self._world.lease.holder,
+                who=self._who,
+                kind=call.kind,
+                job=call.job,
+                args=args,
+                deadline_s=call.deadline_s,
+            )
+            try:
+                status = await self._world.agents.operate(call.url, request)
+                if status.state != "accepted":
+                    return status
+            except AgentUnreachable:
+                if time.monotonic() >= until_s:
+                    raise
+            except AgentRefused as error:
+                if error.code not in ("stopping", "no-lease") or time.monotonic() >= until_s:
+                    raise  # a node that comes back gets the lease with the next renewal
+            await asyncio.sleep(RETRY_S)
+
+    async def _resolved(self, call: Call) -> dict[str, Any]:
+        """The call's arguments without references. Raises `AgentError`."""
+        launches = {}
+        for wanted in launches_in(call.args):
+            url = next(m.url for m in self.state.plan.members if m.node == wanted["node"])
+            spec = await self._world.agents.launch(url, wanted["job"], wanted["rank"])
+            if launch_digest(spec) != wanted["sha256"]:
+                raise AgentRefused(
+                    "stale-plan",
+                    f"rank {wanted['rank']} of {wanted['job']} was started in another way than the plan says",
+                )
+            launches[wanted["sha256"]] = msgspec.to_builtins(spec)
+        args: dict[str, Any] = resolve(call.args, self.state.progress.done, launches)
+        return args
+
+    # ----------------------------------------------------------------------------------------------
+
+    async def _watch(self, steps: int) -> Event:
+        """Waits for so many steps of all ranks in the new epoch, or for the end of the job."""
+        plan, log, policy = self.state.plan, self._world.steps, self._world.policy
+        ranks = sorted({member.rank for member in plan.members})
+        after: dict[int, list[Any]] = {}
+        complete = over = False
+        while not complete and not over:
+            over = await self._job_over(plan)
+            with_steps = asyncio.create_task(log.changed())
+            await asyncio.wait([with_steps], timeout=LAST_STEPS_S if over else 1.0)
+            with_steps.cancel()
+            after = log.after(plan.job, ranks, plan.epoch_to)
+            complete = all(len(after[rank]) >= steps for rank in ranks)
+        before = log.before(plan.job, ranks, plan.epoch_to, policy.band_steps)
+        return Watched(before, {rank: after[rank][:steps] for rank in ranks})
+
+    async def _job_over(self, plan: Plan) -> bool:
+        """Whether no rank of the new membership trains any more, all having finished."""
+        try:
+            nodes = await self._world.look({member.node for member in plan.members})
+        except AgentError:
+            return False
+        sessions = {member.session for member in plan.members if member.role != "source"}
+        states = {
+            rank.state for node in nodes.values() for rank in ranks_of(node) if rank.session in sessions
+        }
+        return states == {"finished"}

@@ -1,0 +1,110 @@
+"""Incidents, a fold over the journal: what was seen, decided, planned, confirmed and done, a line each."""
+
+from typing import Any
+
+import msgspec
+
+from gridagent.journal import Record
+from gridctl.model.runs import Incident, Moment
+
+
+class Incidents:
+    """All incidents of a journal, the oldest first."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Incident] = {}
+
+    def all(self) -> list[Incident]:
+        return list(self._all.values())
+
+    def get(self, incident: str) -> Incident | None:
+        return self._all.get(incident)
+
+    def open_on(self, node: str) -> Incident | None:
+        """The open incident of a node that began with a finding."""
+        for incident in reversed(self._all.values()):
+            if incident.node == node and incident.state == "open" and incident.kind != "manual":
+                return incident
+        return None
+
+    def take(self, record: Record) -> None:
+        """Folds one record in. One that belongs to no incident is passed over."""
+        data = record.data
+        name = data.get("incident")
+        if not name:
+            return
+        if name not in self._all:
+            if record.kind != "incident":
+                return
+            self._all[name] = _opened(name, record)
+        incident = self._all[name]
+        changes = _changes(incident, record)
+        told = Moment(
+            t_unix_s=data.get("t_unix_s", record.t_unix_s),
+            kind=record.kind,
+            what=_told(record),
+            seq=record.seq,
+        )
+        timeline = sorted([*incident.timeline, told], key=lambda moment: (moment.t_unix_s, moment.seq))
+        self._all[name] = msgspec.structs.replace(incident, timeline=timeline, **changes)
+
+
+def _opened(name: str, record: Record) -> Incident:
+    data = record.data
+    return Incident(
+        id=name,
+        kind=data["kind"],
+        state="open",
+        title=data["title"],
+        node=data["node"],
+        job=data.get("job", ""),
+        opened_unix_s=record.t_unix_s,
+    )
+
+
+def _changes(incident: Incident, record: Record) -> dict[str, Any]:
+    data = record.data
+    if record.kind == "incident":
+        closed = data["state"] == "closed"
+        return {"state": data["state"], "closed_unix_s": record.t_unix_s if closed else 0.0}
+    if record.kind == "finding":
+        return {"findings": [*incident.findings, data]}
+    if record.kind == "decision" and data.get("type") == "decision":
+        return {"decision": data}
+    if record.kind == "plan":
+        return {"plans": [*incident.plans, data["plan"]["id"]], "job": incident.job or data["plan"]["job"]}
+    if record.kind == "run" and data["run"] not in incident.runs:
+        return {"runs": [*incident.runs, data["run"]]}
+    return {}
+
+
+def _told(record: Record) -> str:
+    data = record.data
+    match record.kind:
+        case "incident":
+            return f"incident {data['state']}: {data['title']}"
+        case "finding":
+            return _because(f"{data['type']} {data['kind']} on {data['device']}", data)
+        case "decision":
+            what = data.get("decision") or data["type"]
+            return _because(f"{what} ({data['kind']})", data)
+        case "plan":
+            plan = data["plan"]
+            moves = ", ".join(f"rank {move['rank']} -> {move['target']['node']}" for move in plan["moves"])
+            return f"plan {plan['id']}: {moves}"
+        case "gate":
+            how = "--yes" if data.get("yes") else "typed the node's name"
+            return f"{data['who']} confirmed plan {data['plan']} ({how}): {data['reason']}"
+        case "run" | "step":
+            what = f"run {data['run']}" if record.kind == "run" else f"step {data['step']}"
+            return f"{what}: {data['state']}" + (f" ({data['text']})" if data.get("text") else "")
+        case "lease":
+            return f"lease with fence {data['fence']} from {len(data['granted'])} agents"
+        case "note" if "phase" in data:
+            return f"{data['phase']}: rank {data['rank']} on {data['node']}"
+    return str(data.get("text", "")) or record.kind
+
+
+def _because(what: str, data: dict[str, Any]) -> str:
+    why = data.get("why") or []
+    return f"{what}: {why[0]}" if why else what

@@ -1,0 +1,128 @@
+"""The controller's journal and what is folded from it: plans, runs, incidents, freezes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+
+from gridagent.journal import Journal, JournalError, JournalFull, JournalLocked, Record, Tail, read
+from gridctl.control.incidents import Incidents
+from gridctl.errors import GridctlError, Refused
+from gridctl.home import Home
+from gridctl.model.plans import Plan
+from gridctl.model.runs import ENDS, Incident, Run
+from gridctl.runbook import progress
+from gridctl.runbook.progress import Progress
+
+
+class Ledger:
+    """The only writer of the home's journal. Raises `GridctlError` if another one is at work."""
+
+    def __init__(self, home: Home, actor: str) -> None:
+        self._folder = home.journal
+        self._actor = actor
+        self.plans: dict[str, Plan] = {}
+        self.runs: dict[str, tuple[str, Progress]] = {}  #: run -> its plan's id, where it stands
+        self.driven: set[str] = set()  #: runs that this process has in hand
+        self.incidents = Incidents()
+        self.freezes: dict[str, dict[str, Any]] = {}  #: scope -> the newest freeze or thaw of it
+        self.missed: dict[str, set[str]] = {}  #: scope -> nodes that this has not reached yet
+        self.said: set[tuple[Any, ...]] = set()  #: what was journaled of the stream: never twice
+        self._news = asyncio.Event()
+        try:
+            self._journal = Journal(home.journal)
+        except JournalLocked as error:
+            raise GridctlError(str(error)) from None
+        for record in read(home.journal):
+            self._take(record)
+
+    @property
+    def seq(self) -> int:
+        return self._journal.last_seq
+
+    def append(self, kind: str, data: dict[str, Any]) -> Record:
+        """Writes one record to the disk. Raises `Refused`: disk-full or journal; nothing may follow then."""
+        try:
+            record = self._journal.append(kind, self._actor, data)
+        except JournalFull as error:
+            raise Refused("disk-full", f"nothing was done: {error}") from None
+        except JournalError as error:
+            raise Refused("journal", f"nothing was done: {error}") from None
+        self._take(record)
+        self._news.set()
+        self._news = asyncio.Event()
+        return record
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def run(self, run: str) -> Run:
+        """Raises `Refused` for an unknown id."""
+        if run not in self.runs:
+            raise Refused("unknown-run", f"there is no run {run}: `gridctl run list` shows them")
+        plan, state = self.runs[run]
+        return progress.view(run, self.plans[plan], state, driven=run in self.driven)
+
+    def plan(self, plan: str) -> Plan:
+        """Raises `Refused` for an unknown id."""
+        if plan not in self.plans:
+            raise Refused("unknown-plan", f"there is no plan {plan}: make one with `gridctl swap plan NODE`")
+        return self.plans[plan]
+
+    def incident(self, incident: str) -> Incident:
+        """Raises `Refused` for an unknown id."""
+        found = self.incidents.get(incident)
+        if found is None:
+            raise Refused("unknown-incident", f"there is no incident {incident}: see `gridctl incidents`")
+        return found
+
+    def all_runs(self) -> list[Run]:
+        return [self.run(run) for run in self.runs]
+
+    def open_plan(self, incident: str, now_unix_s: float) -> Plan | None:
+        """The newest plan of an incident that could still be applied."""
+        used = {plan for plan, _ in self.runs.values()}
+        for plan in reversed(self.plans.values()):
+            if plan.incident == incident and plan.id not in used and plan.expires_unix_s > now_unix_s:
+                return plan
+        return None
+
+    def cut_rates(self) -> list[tuple[int, float]]:
+        """(bytes, milliseconds) of the committed cuts, the newest 20."""
+        found = []
+        for _, state in self.runs.values():
+            for value in state.done.get("cut", []):
+                if isinstance(value, dict) and value.get("cut_ms") and value.get("state_bytes"):
+                    found.append((int(value["state_bytes"]), float(value["cut_ms"])))
+        return found[-20:]
+
+    async def events(self, after: int) -> AsyncIterator[Record]:
+        """Records above `after`, then new ones as they come, for ever."""
+        tail = Tail(self._folder, after)
+        while True:
+            news = self._news
+            for record in tail.new():
+                yield record
+            await news.wait()
+
+    def _take(self, record: Record) -> None:
+        data = record.data
+        if record.kind == "plan":
+            plan = msgspec.convert(data["plan"], Plan)
+            self.plans[plan.id] = plan
+        elif record.kind in ("run", "step"):
+            plan_id, state = self.runs.get(data["run"], (data.get("plan", ""), Progress()))
+            state = progress.fold(state, record.kind, data, record.t_unix_s)
+            self.runs[data["run"]] = (plan_id, state)
+        elif record.kind == "audit" and data.get("what") in ("freeze", "thaw"):
+            self.freezes[data["scope"]] = data
+        elif record.kind == "audit" and data.get("what") == "relayed":
+            self.missed[data["scope"]] = set(data["missed"])
+        if key := data.get("key"):
+            self.said.add(tuple(key))
+        self.incidents.take(record)
+
+    def unended(self) -> Iterator[str]:
+        """Runs that have not come to an end."""
+        return (run for run, (_, state) in self.runs.items() if state.state not in ENDS)

@@ -1,0 +1,122 @@
+"""Makes plans: asks the sessions that would leave, then lets the runbook build."""
+
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from gridagent.wire import OpRequest, SessionReport
+from gridctl.control.lease import FleetLease
+from gridctl.control.ledger import Ledger
+from gridctl.errors import Refused
+from gridctl.model.fleet import Node
+from gridctl.model.plans import Move, Plan, Request
+from gridctl.model.policy import Policy
+from gridctl.ports.agents import AgentRefused, Agents, AgentUnreachable
+from gridctl.runbook.hot_swap import build
+from gridctl.runbook.selection import select
+
+DESCRIBE_S = 15.0
+
+
+class World(Protocol):
+    """What the planner needs of the controller."""
+
+    agents: Agents
+    ledger: Ledger
+    lease: FleetLease
+    policy: Policy
+    read_only: bool
+
+    async def look(self, names: set[str]) -> Mapping[str, Node]:
+        """The nodes of these names, asked just now; all with an empty set."""
+        ...
+
+
+async def make_plan(world: World, request: Request) -> Plan:
+    """A sealed plan, journaled with its incident. Raises `Refused`; then nothing was written."""
+    if request.runbook != "hot-swap":
+        raise Refused("bad-request", f"there is no runbook {request.runbook}: this version has hot-swap")
+    if request.incident:
+        world.ledger.incident(request.incident)
+    nodes = await world.look(set())
+    selection = select(request, nodes, world.policy)
+    plan_id, handover = f"p-{secrets.token_hex(4)}", f"h-{secrets.token_hex(6)}"
+    incident = request.incident or f"i-{secrets.token_hex(4)}"
+    try:
+        reports = [await _describe(world, plan_id, move, nodes) for move in selection.moves]
+        launches = [
+            await world.agents.launch(move.source.url, selection.job.name, move.rank)
+            for move in selection.moves
+        ]
+    except AgentUnreachable as error:
+        raise Refused("node-unreachable", f"{error}: unknown, not failed; nothing was changed") from None
+    except AgentRefused as error:
+        raise Refused(error.code, error.text) from None
+    plan = build(
+        selection,
+        reports,
+        launches,
+        nodes,
+        world.policy,
+        ids=(plan_id, handover, incident),
+        now_unix_s=time.time(),
+        rates=world.ledger.cut_rates(),
+    )
+    if not request.incident:
+        what = f"{', '.join(plan.devices)} of {plan.node}" if plan.devices else plan.node
+        world.ledger.append(
+            "incident",
+            {
+                "incident": incident,
+                "state": "open",
+                "kind": "manual",
+                "node": plan.node,
+                "job": plan.job,
+                "title": f"{request.who or 'somebody'} wants {plan.job} to leave {what}",
+            },
+        )
+    world.ledger.append("plan", {"incident": incident, "plan": msgspec.to_builtins(plan)})
+    return plan
+
+
+async def _describe(world: World, plan_id: str, move: Move, nodes: Mapping[str, Node]) -> SessionReport:
+    """What the session of a rank says of itself. Raises `Refused` rank-silent if it says nothing."""
+    try:
+        return await _asked(world, plan_id, move)
+    except AgentRefused as error:
+        if error.code not in ("no-lease", "fenced") or world.read_only:
+            raise
+    # An agent that wants a lease even for a question gets one for as long as the question takes.
+    highest = max((node.status.fence for node in nodes.values() if node.status), default=0)
+    await world.lease.take(plan_id, highest)
+    try:
+        return await _asked(world, plan_id, move)
+    finally:
+        await world.lease.drop(plan_id)
+
+
+async def _asked(world: World, plan_id: str, move: Move) -> SessionReport:
+    request = OpRequest(
+        id=f"{plan_id}.describe.{move.rank}",
+        run=plan_id,
+        fence=world.lease.fence,
+        holder=world.lease.holder,
+        who="planner",
+        kind="job.describe",
+        args={"session": move.source.session},
+        deadline_s=DESCRIBE_S,
+    )
+    status = await world.agents.operate(move.source.url, request)
+    if status.state != "done":
+        raise Refused(
+            "rank-silent",
+            f"rank {move.rank} on {move.source.node} did not say what it is made of: {status.error};"
+            " a process that hangs cannot be moved live",
+        )
+    try:
+        return msgspec.convert(status.value, SessionReport)
+    except msgspec.ValidationError as error:
+        raise Refused("version-skew", f"rank {move.rank} on {move.source.node}: {error}") from None

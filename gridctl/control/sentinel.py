@@ -1,0 +1,128 @@
+"""What the nodes tell, followed for ever: steps, phases, and what detection makes of the rest."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from gridagent.wire import StreamRecord
+from gridctl.control.ledger import Ledger
+from gridctl.control.steplog import StepLog
+from gridctl.detect.policy import builtin
+from gridctl.detect.watch import Watch
+from gridctl.model.findings import SEVERITIES, Decision, Finding, Output, Verdict, WatchedNode
+from gridctl.model.fleet import Node
+from gridctl.model.runs import Incident
+
+#: After a restart so many records of each node are read again: detection gets its memory back, and what
+#: was journaled before is not journaled again.
+REREAD_RECORDS = 20_000
+
+
+class Sentinel:
+    """Turns stream records into journal records. `propose` is called for a decision to swap."""
+
+    def __init__(
+        self, ledger: Ledger, steps: StepLog, propose: Callable[[Incident, Decision], Awaitable[None]]
+    ) -> None:
+        self._ledger = ledger
+        self._steps = steps
+        self._propose = propose
+        self._watch = Watch(builtin())
+        self._proposals: set[asyncio.Task[None]] = set()
+        self._handovers: dict[str, tuple[str, str]] = {}  #: hand-over -> (incident, run)
+
+    def nodes_changed(self, nodes: Iterable[Node]) -> None:
+        """What detection should know of the fleet."""
+        for node in nodes:
+            if status := node.status:
+                self._watch.update(
+                    WatchedNode(
+                        name=node.name,
+                        rack=status.rack,
+                        nvlink_domain=status.nvlink_domain,
+                        cooling_zone=status.cooling_zone,
+                        gpus=status.gpus,
+                        spare=not any(rank.state == "training" for rank in status.ranks),
+                    )
+                )
+
+    def expect(self, handover: str, incident: str, run: str) -> None:
+        """Phases of this hand-over belong to this incident and run."""
+        self._handovers[handover] = (incident, run)
+
+    def feed(self, record: StreamRecord) -> None:
+        """Takes one record. Raises `Refused` if the journal cannot be written."""
+        self._steps.feed(record)
+        if record.kind == "phase":
+            self._phase(record)
+        for output in self._watch.feed(record, time.time()):
+            self._said(output)
+
+    def tick(self) -> None:
+        """Lets time pass: silent nodes become blind. Raises `Refused` likewise."""
+        for output in self._watch.tick(time.time()):
+            self._said(output)
+
+    async def close(self) -> None:
+        for task in self._proposals:
+            task.cancel()
+        await asyncio.gather(*self._proposals, return_exceptions=True)
+
+    def _phase(self, record: StreamRecord) -> None:
+        v = record.v
+        handover = str(v.get("handover", ""))
+        key = ["phase", handover, v.get("session"), v.get("phase"), record.t_unix_s]
+        if handover not in self._handovers or tuple(key) in self._ledger.said:
+            return
+        incident, run = self._handovers[handover]
+        about = {name: v.get(name) for name in ("phase", "rank", "role", "session", "detail")}
+        where = {"incident": incident, "run": run, "node": record.node, "handover": handover}
+        self._ledger.append("note", {**where, **about, "t_unix_s": record.t_unix_s, "key": key})
+
+    def _said(self, output: Output) -> None:
+        data: dict[str, Any] = msgspec.to_builtins(output)
+        key = [data["type"], output.node, output.device, output.kind, output.rule, output.t_unix_s]
+        if tuple(key) in self._ledger.said:
+            return
+        incident = self._incident(output)
+        if isinstance(output, Verdict) and incident is None:
+            return  # a node that becomes healthy, or blind, without anything else is in the views already
+        data = {**data, "key": key, "incident": incident.id if incident else ""}
+        self._ledger.append("finding" if isinstance(output, Finding | Verdict) else "decision", data)
+        if isinstance(output, Decision) and incident and output.decision == "swap_now":
+            task = asyncio.ensure_future(self._propose(incident, output))
+            self._proposals.add(task)
+            task.add_done_callback(self._proposals.discard)
+
+    def _incident(self, output: Output) -> Incident | None:
+        """The open incident of the node; a finding that weighs opens one."""
+        incidents = self._ledger.incidents
+        known = incidents.open_on(output.node)
+        weighs = SEVERITIES.index(output.severity) >= SEVERITIES.index("warning")
+        if known or not (isinstance(output, Decision) or (isinstance(output, Finding) and weighs)):
+            return known
+        name = f"i-{secrets.token_hex(4)}"
+        where = output.node if output.device == "node" else f"{output.device} of {output.node}"
+        self._ledger.append(
+            "incident",
+            {
+                "incident": name,
+                "state": "open",
+                "kind": output.kind,
+                "node": output.node,
+                "title": f"{output.kind} on {where}",
+            },
+        )
+        return incidents.get(name)
+
+
+def close_incident(ledger: Ledger, incident: str, why: str) -> None:
+    """The reason of an incident is gone. Raises `Refused` if the journal cannot be written."""
+    found = ledger.incidents.get(incident)
+    if found and found.state == "open":
+        data = {"incident": incident, "state": "closed", "kind": found.kind, "node": found.node}
+        ledger.append("incident", {**data, "title": why})
