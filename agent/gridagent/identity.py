@@ -185,11 +185,6 @@ def own_identity(trust_dir: Path) -> Peer:
     return _state(trust_dir)[0]
 
 
-def crl_number(trust_dir: Path) -> tuple[int, int]:
-    """(root's number, issuer's number) of the lists that are in force; larger is newer."""
-    return _state(trust_dir)[1].age
-
-
 def install_crl(trust_dir: Path, pem: bytes) -> bool:
     """Puts a newer `crl.pem` in force. False: it was in force already.
 

@@ -360,7 +360,7 @@ def _check_request(role: str, name: str, addresses: Sequence[str], days: float) 
 def _split(address: str) -> tuple[str, int]:
     """Host and port of "HOST", "HOST:PORT", an IPv6 address, or "[IPV6]:PORT"."""
     try:
-        return str(ipaddress.ip_address(address.strip("[]"))), AGENT_PORT
+        return str(ipaddress.ip_address(address)), AGENT_PORT  # also IPv6, whose colons are no port
     except ValueError:
         pass
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(\d{1,5}))?", address)

@@ -145,6 +145,8 @@ def _store_in_file(path: Path, ca: x509.Certificate, key: certificates.Key, ask:
     passphrase = ask("New passphrase for the fleet's root key: ")
     if len(passphrase) < PASSPHRASE_CHARS_MIN:
         raise TrustError(f"the passphrase is too short: at least {PASSPHRASE_CHARS_MIN} characters")
+    if ask("The same passphrase again: ") != passphrase:
+        raise TrustError("the two passphrases differ; run this again")
     salt, nonce = os.urandom(16), os.urandom(12)
     sealed = AESGCM(_stretch(passphrase, salt)).encrypt(
         nonce, certificates.key_pem(key), _account(ca).encode()

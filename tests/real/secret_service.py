@@ -27,7 +27,9 @@ _BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuratio
 def require() -> None:
     """Fails with the way to install what is missing."""
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
-    assert not missing, f"{missing} not installed: run `apt-get update && apt-get install -y gnome-keyring dbus`"
+    assert not missing, (
+        f"{missing} not installed: run `apt-get update && apt-get install -y gnome-keyring dbus`"
+    )
 
 
 @contextmanager
