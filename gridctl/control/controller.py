@@ -141,15 +141,13 @@ class Controller:
         stamps = _stamps(self.home)
         if stamps == self._files:
             return
-        from gridagent.identity import reload
-
         self._files = stamps
         self.fleet, self.policy = load_fleet(self.home), load_policy(self.home)
         for name in set(self.nodes) - set(self.urls):
             del self.nodes[name]
             if follower := self._followers.pop(name, None):
                 follower.cancel()
-        reload(self.context, self.home.trust)
+        self.context.load_cert_chain(self.home.trust / "operator.crt", self.home.trust / "operator.key")
 
     async def _follow(self, name: str, url: str, after: int) -> None:
         async for record in follow(self.agents, url, after):

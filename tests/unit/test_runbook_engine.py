@@ -1,0 +1,196 @@
+"""The runbook engine against a scripted world: order, turning back, resuming, never twice."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runbook_world import World, fleet, plan_for
+
+from gridctl.model.runs import ENDS
+from gridctl.runbook import progress
+from gridctl.runbook.events import BackAsked, Halted, Started
+
+PLAN = plan_for(fleet())
+DO = [f"r1.{step.name}.{i}" for step in PLAN.steps for i in range(len(step.calls))]
+UNDO = [f"r1.{step.name}.undo1.{i}" for step in PLAN.steps for i in range(len(step.inverse))]
+START = Started("ann")
+
+
+def states(world: World, step: str) -> list[str]:
+    return [data["state"] for kind, data in world.journal if kind == "step" and data["step"] == step]
+
+
+def test_a_swap_goes_through_all_steps_in_order() -> None:
+    world = World(PLAN)
+    state = world.drive(START)
+    assert state is not None
+    assert world.progress().state == "done"
+    assert [op for op in world.effects if "join" not in op] == [op for op in DO if "join" not in op]
+    assert list(world.progress().done) == [step.name for step in PLAN.steps]
+    names = [step.name for step in PLAN.steps]
+    assert names == [
+        "preflight",
+        "engage",
+        "cordon",
+        "reserve",
+        "specialise",
+        "open",
+        "join",
+        "cut",
+        "watch",
+        "release",
+        "end",
+    ]
+
+
+@pytest.mark.parametrize("step", ["preflight", "cordon", "specialise", "open", "join"])
+@pytest.mark.parametrize("how", ["fail", "refuse", "silent"])
+def test_a_failure_before_the_cut_undoes_everything_in_reverse_order(step: str, how: str) -> None:
+    world = World(PLAN, {f"r1.{step}.0": how})
+    world.drive(START)
+    found = world.progress()
+    assert found.state == "aborted"
+    assert found.failed == step
+    assert not world.cordoned
+    assert not world.committed
+    undone = [op for op in world.effects if ".undo" in op]
+    order = [s.name for s in PLAN.steps]
+    positions = [order.index(op.split(".")[1]) for op in undone]
+    assert positions == sorted(positions, reverse=True)
+    begun = [s.name for s in PLAN.steps if s.name in found.started and s.inverse]
+    assert {op.split(".")[1] for op in undone} == set(begun)
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("abort", "cut-aborted"), ("returned", "target-lost")])
+def test_a_cut_that_did_not_commit_turns_back_and_says_why(outcome: str, code: str) -> None:
+    world = World(PLAN, {"r1.cut.0": outcome})
+    world.drive(START)
+    found = world.progress()
+    assert (found.state, found.code) == ("aborted", code)
+    assert "because" in found.text
+    assert not world.cordoned
+
+
+def test_a_cut_whose_report_was_lost_is_read_off_the_ranks() -> None:
+    world = World(PLAN, {"r1.cut.0": "lost"})
+    world.drive(START)
+    assert world.progress().state == "done"
+    assert world.effects.count("r1.cut.0") == 1
+
+
+def test_a_cut_that_never_began_anything_ends_as_an_abort_once_its_deadlines_have_passed() -> None:
+    world = World(PLAN, {"r1.cut.0": "silent"})
+    world.drive(START)
+    found = world.progress()
+    assert (found.state, found.code) == ("aborted", "cut-aborted")
+    assert "old members train on" in found.text
+
+
+def test_a_cut_refused_at_the_door_turns_back_at_once() -> None:
+    world = World(PLAN, {"r1.cut.0": "refuse"})
+    world.drive(START)
+    assert (world.progress().state, world.progress().code) == ("aborted", "busy")
+
+
+def test_out_of_band_holds_the_run_and_a_person_may_accept_it() -> None:
+    world = World(PLAN, losses_after=float("nan"))
+    world.drive(START)
+    assert (world.progress().state, world.progress().code) == ("held", "out-of-band")
+    assert not world.released
+    world.drive(Started("bob", accept=True))
+    assert world.progress().state == "done"
+    assert any("accepted by bob" in data.get("text", "") for _, data in world.journal)
+
+
+def test_release_of_a_dead_node_does_not_hold_the_run() -> None:
+    world = World(PLAN, {"r1.release.0": "silent", "r1.end.1": "silent"})
+    world.released = False
+    world.script["r1.release.0"] = "lost"
+    world.drive(START)
+    assert world.progress().state == "done"
+    notes = [data["text"] for kind, data in world.journal if kind == "step" and data["state"] == "done"]
+    assert "silent" in notes
+
+
+def test_what_cannot_be_undone_is_held_then_failed_with_what_is_left() -> None:
+    script = {"r1.open.0": "fail", "r1.cordon.undo1.0": "silent", "r1.cordon.undo2.0": "silent"}
+    world = World(PLAN, script)
+    world.drive(START)
+    assert world.progress().state == "held"
+    assert "Could not be undone: cordon: silent" in world.progress().text
+    world.drive(BackAsked("ann", "try again", "rolled-back"))
+    assert world.progress().state == "failed"
+    assert world.effects.count("r1.specialise.undo1.0") == 1
+    assert "r1.specialise.undo2.0" not in world.effects
+
+
+def test_what_could_be_undone_at_the_second_try_ends_aborted() -> None:
+    world = World(PLAN, {"r1.open.0": "fail", "r1.cordon.undo1.0": "silent"})
+    world.drive(START)
+    world.drive(Started("ann"))
+    assert world.progress().state == "aborted"
+    assert not world.cordoned
+
+
+@pytest.mark.parametrize("at", range(1, 40))
+def test_an_abort_at_any_moment_undoes_all_or_comes_too_late(at: int) -> None:
+    world = World(PLAN)
+    world.drive(START, late=BackAsked("bob", "wrong node", "aborted"), late_at=at)
+    found = world.progress()
+    assert found.state in ("aborted", "done")
+    assert (found.state == "done") == world.committed
+    if found.state == "aborted":
+        assert "bob asked for it: wrong node" in found.text
+        assert not world.cordoned
+
+
+def test_after_the_commit_going_back_is_ignored() -> None:
+    world = World(PLAN, losses_after=float("nan"))
+    world.drive(START)
+    before = len(world.journal)
+    assert world.progress().state == "held"
+    state = world.drive(BackAsked("ann", "", "rolled-back"), late=Halted("x", "y"), late_at=1)
+    assert state is not None
+    assert len(world.journal) == before
+
+
+def test_a_driver_that_is_halted_leaves_a_run_that_can_be_resumed() -> None:
+    world = World(PLAN)
+    world.drive(START, late=Halted("fenced", "another one"), late_at=9)
+    assert world.progress().state == "running"
+    shown = progress.view("r1", PLAN, world.progress(), driven=False)
+    assert shown.state == "interrupted"
+    world.drive(Started("ann"))
+    assert world.progress().state == "done"
+    assert len(world.effects) == len(set(world.effects))
+
+
+HOW = st.sampled_from(["ok", "ok", "ok", "fail", "refuse", "lost", "silent"])
+SCRIPTS = st.fixed_dictionaries(
+    {"r1.cut.0": st.sampled_from(["ok", "ok", "abort", "returned", "lost", "silent", "refuse"])},
+    optional={op: HOW for op in DO + UNDO if op != "r1.cut.0"},
+)
+
+
+@given(script=SCRIPTS, crashes=st.lists(st.integers(0, 60), max_size=4))
+def test_after_any_crash_the_journal_leads_to_an_end_and_nothing_is_done_twice(
+    script: dict[str, str], crashes: list[int]
+) -> None:
+    """Any prefix of the journal, any outcome of any call: an end is reached, and it is the right one."""
+    world = World(PLAN, script)
+    for crash in sorted(crashes):
+        world.crash_after = crash
+        world.drive(Started("ann", accept=True))
+    world.crash_after = 10**9
+    assert world.to_the_end() in ENDS
+    found = world.progress()
+    assert len(world.effects) == len(set(world.effects))
+    if world.committed and not world.returned:
+        assert found.state == "done"
+    else:
+        assert found.state != "done"
+    if found.state == "aborted":
+        assert not world.cordoned or "r1.cordon.0" not in world.effects
+    last = [data["state"] for kind, data in world.journal if kind == "run"][-1]
+    assert last == found.state
+    for step in found.started:
+        assert states(world, step)[-1] not in ("started", "undoing")
