@@ -1,0 +1,1 @@
+"""What acting now costs against waiting, and which spare is best. Pure."""
