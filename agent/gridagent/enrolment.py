@@ -261,7 +261,8 @@ def _ask(
     if not isinstance(answer, dict):
         raise IdentityError(f"{path} was answered with status {response.status} and no JSON")
     if response.status != 200:
-        raise IdentityError(f"the controller refuses: {answer.get('text', response.status)!s}")
+        said = "".join(filter(str.isprintable, str(answer.get("text", response.status))))  # it may be anybody
+        raise IdentityError(f"the controller refuses: {said[:500]}")
     return answer
 
 

@@ -135,7 +135,10 @@ def peer_of(
     der = ssl_object.getpeercert(True) if ssl_object is not None else None
     if not der:
         raise IdentityError("the peer showed no certificate; only mutual TLS is spoken here")
-    peer = read_peer(x509.load_der_x509_certificate(der))
+    try:
+        peer = read_peer(x509.load_der_x509_certificate(der))
+    except ValueError as error:
+        raise IdentityError(f"the peer's certificate cannot be read: {error}") from None
     own, lists = _state(trust_dir)
     now = time.time() if now_unix_s is None else now_unix_s
     if peer.fleet != own.fleet:
@@ -331,7 +334,10 @@ def _state(trust_dir: Path) -> tuple[Peer, RevocationLists]:
 def _read_state(paths: tuple[Path, Path, Path], stamps: object) -> tuple[Peer, RevocationLists]:
     """Read once for each state of the files (`stamps`), for it is asked on every request."""
     ca, own, crl = paths
-    return read_peer(_certificate(own)), read_lists(crl.read_bytes(), _certificate(ca))
+    try:
+        return read_peer(_certificate(own)), read_lists(crl.read_bytes(), _certificate(ca))
+    except IdentityError as error:
+        raise IdentityError(f"the trust folder {crl.parent} is damaged: {error}; enrol anew") from None
 
 
 def _certificate(path: Path) -> x509.Certificate:

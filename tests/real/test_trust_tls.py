@@ -184,6 +184,25 @@ def test_a_revoked_party_is_refused_on_the_next_request_of_an_open_connection(
         identity.peer_of(connection.sock, authority.trust_dir)
 
 
+def test_openssl_reads_the_lists_in_the_same_way(server: NodeServer, authority: Authority) -> None:
+    """A second reader of `crl.pem`: OpenSSL's own check of the whole chain against it."""
+
+    def context() -> ssl.SSLContext:
+        checking = client_context(authority.trust_dir)
+        checking.load_verify_locations(authority.trust_dir / "crl.pem")
+        checking.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+        return checking
+
+    with connected(context(), server.port) as connection:
+        assert ask(connection)[0] == 200
+    authority.revoke("n1", "cessationOfOperation")
+    with (
+        pytest.raises(ssl.SSLCertVerificationError, match="certificate revoked"),
+        connected(context(), server.port),
+    ):
+        pass
+
+
 def test_renewal_changes_the_certificate_under_a_running_server(
     server: NodeServer, authority: Authority
 ) -> None:

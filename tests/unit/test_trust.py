@@ -3,7 +3,9 @@
 import base64
 import re
 import stat
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from gridagent import identity
 from gridagent.enrolment import JoinToken
 from gridagent.identity import IdentityError
 from gridctl import trust
-from gridctl.trust import Authority, TrustError, certificates
+from gridctl.trust import Authority, TokenRefused, TrustError, certificates, tokens
 from gridctl.trust.authority import _split
 
 DAY_S = 86400.0
@@ -236,6 +238,22 @@ def test_the_secret_is_stored_hashed(authority: Authority) -> None:
     assert token.secret not in token.listen
     for path in authority.trust_dir.rglob("*"):
         assert path.is_dir() or (token.secret not in path.read_text() and token.secret not in path.name)
+
+
+def test_of_many_claims_at_once_one_wins(authority: Authority) -> None:
+    token = authority.enroll("n1", "10.0.0.1", "https://10.0.0.9:1")
+    start = threading.Barrier(8)
+
+    def claim(_: int) -> bool:
+        start.wait(60)
+        try:
+            tokens.claim(authority.trust_dir / "tokens", token.secret, "n1", time.time())
+        except TokenRefused:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(claim, range(8))).count(True) == 1
 
 
 @pytest.mark.parametrize(
