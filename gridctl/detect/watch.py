@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import Any
 
+import msgspec
+
 from gridagent.wire import StreamRecord
 from gridctl.detect.device import Cleared, Device
 from gridctl.detect.kernel import KernelLog, suppressed
@@ -187,6 +189,8 @@ class _Node:
         if known is None or advised or _weight(found) > _weight(known):
             self.findings[key] = found
             yield found
+        else:
+            self.findings[key] = msgspec.structs.replace(known, t_unix_s=found.t_unix_s)  # seen again
 
     def _judge(self, t_unix_s: float) -> Iterator[Output]:
         grounds, rule = self._grounds()
