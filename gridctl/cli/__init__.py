@@ -3,6 +3,6 @@
 
 def main() -> None:
     """Entry point of the console script `gridctl`."""
-    from gridctl.cli.app import run
+    from gridctl.cli.app import invoke
 
-    run()
+    invoke()

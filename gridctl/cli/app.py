@@ -1,0 +1,71 @@
+"""The command tree. Every command is a function of its group's file; nothing heavy is imported here."""
+
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from gridctl.cli import about, demo, doctor, freeze, incidents, journal, run, swap, trust, views, watch
+from gridctl.cli.console import READ_ONLY, Console
+from gridctl.cli.exits import Exit, code_for
+from gridctl.cli.output import say
+from gridctl.errors import GridctlError, Refused
+from gridctl.home import Home
+
+root = typer.Typer(
+    name="gridctl",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # help is plain text: it costs no import of rich, and reads the same everywhere
+    pretty_exceptions_enable=False,
+    help="Keep long GPU training runs alive: a degraded node leaves a live job, and no step is lost.",
+    epilog="Exit codes: gridctl help exit-codes. Everything else: docs/cli.md.",
+)
+
+
+@root.callback()
+def _root(
+    context: typer.Context,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Refuse whatever would change something.", envvar=READ_ONLY)
+    ] = False,
+) -> None:
+    context.obj = Console(Home.find(), read_only=read_only)
+    context.call_on_close(context.obj.close)
+
+
+def _tree() -> None:
+    root.command()(trust.init)
+    root.command()(trust.enroll)
+    root.command()(trust.revoke)
+    root.command()(views.fleet)
+    root.command()(views.nodes)
+    root.command()(views.jobs)
+    root.command()(views.spares)
+    root.add_typer(swap.app, name="swap")
+    root.add_typer(run.app, name="run")
+    root.command()(freeze.freeze)
+    root.command()(freeze.thaw)
+    root.command()(incidents.incidents)
+    root.add_typer(incidents.app, name="incident")
+    root.add_typer(journal.app, name="journal")
+    root.command()(demo.demo)
+    root.command()(watch.watch)
+    root.command()(doctor.doctor)
+    root.command()(about.version)
+    root.add_typer(about.app, name="help")
+
+
+_tree()
+
+
+def invoke() -> NoReturn:
+    """Runs the command line of this process and ends it with a documented exit code."""
+    try:
+        root(prog_name="gridctl")
+    except GridctlError as error:
+        say(f"gridctl: {error}")
+        if isinstance(error, Refused):
+            for blocker in error.blockers:
+                say(f"  {blocker.code}: {blocker.text}")
+        sys.exit(code_for(error))
+    sys.exit(Exit.OK)

@@ -1,0 +1,72 @@
+"""Writes docs/cli.md from the command tree: `python -m gridctl.cli.docs`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from gridctl.cli.app import root
+from gridctl.cli.exits import MEANINGS
+
+WIDTH = 100
+
+HEAD = """\
+# Command line
+
+Made by `python -m gridctl.cli.docs`; do not edit.
+
+`gridctl` asks the controller and prints. Data goes to stdout, everything else to stderr.
+
+* `-o table|json|yaml|csv` on every command that reads. `json` and `yaml` hold everything, every member always
+  there; `csv` has the table's columns with bare values. Names end in their unit: `_s`, `_bytes`.
+* Text that came from a node (log lines, host names, reasons) is shown, never obeyed: a control character is
+  printed as `\\x1b`.
+* `--watch` prints again whenever something changed; with `-o json` that is one JSON document a line.
+* A command that changes something asks on a terminal for a name and a reason. Elsewhere it is refused without
+  `--yes --reason TEXT`. `--dry-run` shows what would be done.
+* Read-only mode: `--read-only`, `GRIDCTL_READ_ONLY=1`, or `read_only = true` under `[fleet]` in `fleet.toml`.
+* `NO_COLOR` and `TERM=dumb` are respected; a pipe gets no colour and tables of full width.
+* `gridctl --install-completion` sets up completion for your shell; names of nodes, jobs, plans, runs and
+  incidents come from the running controller, within 300 ms or not at all.
+
+| variable | meaning |
+|---|---|
+| `GRIDCTL_HOME` | one folder for everything; else `gridctl` below `$XDG_CONFIG_HOME` and `$XDG_STATE_HOME` |
+| `GRIDCTL_READ_ONLY` | refuse whatever would change something |
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+"""
+
+
+def document() -> str:
+    """The whole file."""
+    rows = "".join(f"| {int(code)} | {meaning} |\n" for code, meaning in MEANINGS.items())
+    sections = "".join(f"\n## {path}\n\n```text\n{text}\n```\n" for path, text in _commands())
+    return HEAD + rows + sections
+
+
+def _commands() -> Iterator[tuple[str, str]]:
+    command: Any = typer.main.get_command(root)
+    with typer.Context(
+        command, info_name="gridctl", max_content_width=WIDTH, terminal_width=WIDTH
+    ) as context:
+        yield from _walk(command, context)
+
+
+def _walk(command: Any, context: Any) -> Iterator[tuple[str, str]]:
+    text = "\n".join(line.rstrip() for line in command.get_help(context).strip().splitlines())
+    yield context.command_path, text
+    for name in getattr(command, "commands", {}):
+        sub = command.commands[name]
+        inner = typer.Context(
+            sub, parent=context, info_name=name, max_content_width=WIDTH, terminal_width=WIDTH
+        )
+        yield from _walk(sub, inner)
+
+
+if __name__ == "__main__":
+    Path("docs/cli.md").write_text(document(), encoding="utf-8")

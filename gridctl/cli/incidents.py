@@ -1,0 +1,75 @@
+"""`gridctl incidents` and `gridctl incident show`: what went wrong, what was decided, what was done."""
+
+from typing import Annotated
+
+import typer
+
+from gridctl.cli import complete
+from gridctl.cli.console import Console
+from gridctl.cli.output import Column, Format
+from gridctl.cli.page import Output, Page, Watch, age, full, listing, local, read
+from gridctl.model.runs import Incident
+
+app = typer.Typer(no_args_is_help=True, help="One incident.")
+
+INCIDENTS = (
+    Column("id", lambda i: i.id),
+    Column("state", lambda i: i.state),
+    Column("kind", lambda i: i.kind),
+    Column("node", lambda i: i.node),
+    Column("job", lambda i: i.job),
+    Column("opened_unix_s", lambda i: i.opened_unix_s, lambda t: f"{age(t)} ago"),
+    Column("runs", lambda i: i.runs),
+    Column("title", lambda i: i.title),
+)
+TIMELINE = (
+    Column("t_unix_s", lambda m: m.t_unix_s, local),
+    Column("kind", lambda m: m.kind),
+    Column("what", lambda m: m.what),
+)
+
+
+def incidents(
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Closed ones too.")] = False,
+    output: Output = Format.table,
+    watch: Watch = False,
+) -> None:
+    """Open incidents, the oldest first."""
+    console = Console.of(context)
+    read(
+        lambda: [
+            i for i in console.controller.view("incidents", Incident) if everything or i.state == "open"
+        ],
+        lambda found: listing(found, INCIDENTS, "no incidents" if everything else "no open incidents"),
+        output,
+        watch,
+    )
+
+
+def _page(incident: Incident) -> Page:
+    facts = [
+        ("incident", incident.id),
+        ("state", incident.state),
+        ("title", incident.title),
+        ("kind", incident.kind),
+        ("node", incident.node),
+        ("job", incident.job),
+        ("opened", local(incident.opened_unix_s)),
+        ("closed", local(incident.closed_unix_s) if incident.closed_unix_s else ""),
+        ("plans", " ".join(incident.plans)),
+        ("runs", " ".join(incident.runs)),
+    ]
+    return Page(data=full(incident), columns=TIMELINE, items=incident.timeline, facts=facts)
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    incident: Annotated[str, typer.Argument(help="The incident's id.", autocompletion=complete.incidents)],
+    output: Output = Format.table,
+    watch: Watch = False,
+) -> None:
+    """Findings, decision, plans, runs and the timeline of it all."""
+    console = Console.of(context)
+    read(lambda: console.controller.one("incident", incident, Incident), _page, output, watch)

@@ -1,0 +1,209 @@
+"""Data to stdout in four forms, narration to stderr. Whatever came from outside is shown, never obeyed."""
+
+import enum
+import os
+import shutil
+import sys
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gridctl.cli.exits import Exit
+
+CELL_MIN = 6
+GAP = "  "
+
+#: Words that are worth a colour; the word itself is always there too.
+_SGR = {
+    "31": {"lost", "failed", "undo-failed", "unreachable", "fail", "faulty", "open", "held", "expired"},
+    "33": {
+        "unknown",
+        "incomplete",
+        "aborted",
+        "interrupted",
+        "warn",
+        "frozen",
+        "cordoned",
+        "running",
+        "suspect",
+    },
+    "32": {"training", "done", "finished", "ok", "parked", "warm", "ready", "healthy"},
+}
+
+
+class Format(enum.StrEnum):
+    """Forms of output; `csv` has the table's columns, `json` and `yaml` have everything."""
+
+    table = "table"
+    json = "json"
+    yaml = "yaml"
+    csv = "csv"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table and of CSV: `value` takes an item, `show` makes the table's text of the value."""
+
+    title: str
+    value: Callable[[Any], Any]
+    show: Callable[[Any], str] | None = None
+
+    def text(self, item: Any) -> str:
+        """What a person is shown of the item, safe for a terminal."""
+        value = self.value(item)
+        return clean(self.show(value) if self.show else flat(value)) or "-"
+
+
+def clean(text: object) -> str:
+    """Text from outside, safe for a terminal: controls, direction marks and line breaks show."""
+    return "".join(_visible(character) for character in str(text))
+
+
+def _visible(character: str) -> str:
+    if character == " " or unicodedata.category(character)[0] not in "CZ":
+        return character
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal the text takes."""
+    return sum(map(_cell, text))
+
+
+def _cell(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def cut(text: str, room: int) -> str:
+    """The text in at most `room` columns; the ellipsis says that something is missing."""
+    if cells(text) <= room:
+        return text
+    kept, used = [], 1
+    for character in text:
+        used += _cell(character)
+        if used > room:
+            break
+        kept.append(character)
+    return "".join(kept) + "…"
+
+
+def fit(widths: Sequence[int], room: int) -> list[int]:
+    """Narrows the widest columns, one by one, until all fit or none is wider than `CELL_MIN`."""
+    fitted = list(widths)
+    while fitted and sum(fitted) + len(GAP) * (len(fitted) - 1) > room:
+        widest = max(range(len(fitted)), key=fitted.__getitem__)
+        if fitted[widest] <= CELL_MIN:
+            break
+        fitted[widest] -= 1
+    return fitted
+
+
+def table(columns: Sequence[Column], items: Sequence[Any], *, width: int | None, colour: bool) -> str:
+    """Aligned text. `width` is the terminal's, None where nothing limits it (a pipe, a file)."""
+    if not items:
+        return ""
+    rows = [[column.text(item) for column in columns] for item in items]
+    titles = [column.title.upper().replace("_", " ") for column in columns]
+    widths = [max(map(cells, texts)) for texts in zip(titles, *rows, strict=True)]
+    if width is not None:
+        widths = fit(widths, width)
+    numeric = [all(isinstance(c.value(item), int | float | None) for item in items) for c in columns]
+    lines = [_line(row, widths, numeric, width, colour) for row in [titles, *rows]]
+    return "\n".join(lines) + "\n"
+
+
+def flat(value: Any) -> Any:
+    """A value as one cell: a list is separated by blanks, nothing is empty."""
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value
+
+
+def _line(
+    texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], width: int | None, colour: bool
+) -> str:
+    parts = []
+    for text, room, right in zip(texts, widths, numeric, strict=True):
+        shown = cut(text, room)
+        blank = " " * (room - cells(shown))
+        parts.append(blank + shown if right else shown + blank)
+    line = GAP.join(parts).rstrip()
+    line = line if width is None else cut(line, width)
+    return painted(line) if colour else line
+
+
+def painted(line: str) -> str:
+    """Gives the words of state in a line their colour."""
+    return " ".join(_paint(word) for word in line.split(" "))
+
+
+def _paint(word: str) -> str:
+    for sgr, words in _SGR.items():
+        if word in words:
+            return f"\x1b[{sgr}m{word}\x1b[0m"
+    return word
+
+
+def as_json(data: Any, *, indent: int | None = 2) -> str:
+    """JSON in ASCII: what is in the data cannot act on a terminal."""
+    import json
+
+    return json.dumps(data, indent=indent, ensure_ascii=True) + "\n"
+
+
+def as_yaml(data: Any) -> str:
+    """YAML in ASCII, keys in their order."""
+    import yaml
+
+    text: str = yaml.safe_dump(
+        data, sort_keys=False, allow_unicode=False, default_flow_style=False, width=110
+    )
+    return text
+
+
+def as_csv(columns: Sequence[Column], items: Sequence[Any], *, header: bool = True) -> str:
+    """The table's columns with their bare values; lists are separated by blanks."""
+    import csv
+    import io
+
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    if header:
+        writer.writerow([column.title for column in columns])
+    writer.writerows([[clean(flat(column.value(item))) for column in columns] for item in items])
+    return out.getvalue()
+
+
+def emit(text: str) -> None:
+    """Writes data to stdout, at once. A reader that went away ends the program quietly."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
+        raise SystemExit(Exit.BROKEN_PIPE) from None
+
+
+def say(text: str) -> None:
+    """Narrates on stderr; nothing that is said there is data."""
+    print(clean(text), file=sys.stderr, flush=True)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal behind stdout; None if there is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def in_colour() -> bool:
+    """Only on a terminal, and never against NO_COLOR (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

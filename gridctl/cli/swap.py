@@ -1,0 +1,122 @@
+"""`gridctl swap`: a node leaves its job; first as a plan, then for real."""
+
+from typing import Annotated
+
+import typer
+
+from gridctl.cli import complete
+from gridctl.cli.console import Console, DryRun, Reason, Yes, gate
+from gridctl.cli.follow import follow
+from gridctl.cli.gate import consent, who
+from gridctl.cli.output import Column, Format, say
+from gridctl.cli.page import Output, Page, duration, full, listing, local, present, size, tell
+from gridctl.model.plans import Plan, Request
+
+app = typer.Typer(no_args_is_help=True, help="Move the ranks of a node to warm spares: plan, then apply.")
+
+MOVES = (
+    Column("rank", lambda m: m.rank),
+    Column("from", lambda m: m.source.node),
+    Column("to", lambda m: m.target.node),
+    Column("gpus", lambda m: m.gpus),
+)
+STEPS = (
+    Column("step", lambda s: s.name),
+    Column("calls", lambda s: len(s.calls)),
+    Column("undone_by", lambda s: [call.kind for call in s.inverse]),
+    Column("deadline_s", lambda s: s.deadline_s),
+    Column("text", lambda s: s.text),
+)
+BLOCKERS = (Column("code", lambda b: b.code), Column("text", lambda b: b.text))
+CALLS = (
+    Column("step", lambda c: c.step),
+    Column("when", lambda c: c.when),
+    Column("method", lambda c: c.method),
+    Column("url", lambda c: c.url),
+    Column("kind", lambda c: c.kind),
+    Column("args", lambda c: c.args),
+)
+
+
+def plan_page(plan: Plan) -> Page:
+    """A plan as a person reads it before confirming: what moves, what it costs, what may differ."""
+    cost = plan.cost
+    pause = f"{cost.steps_lost} steps lost, pause about {duration(cost.pause_s)}"
+    preparation = f"{duration(cost.preparation_s)} of preparation beside the training"
+    facts = [
+        ("plan", plan.id),
+        ("runbook", plan.runbook),
+        ("incident", plan.incident),
+        ("leaves", f"{plan.node} {' '.join(plan.devices)}".strip()),
+        ("job", f"{plan.job}, epoch {plan.epoch_from} -> {plan.epoch_to}"),
+        ("cost", f"{pause}, {preparation}, {size(cost.state_bytes)} of state"),
+        ("in money", "" if cost.usd is None else f"{cost.usd:.2f} USD"),
+        ("basis", cost.basis),
+        ("bit-identical", "yes" if plan.bit_identical else "NO, see below"),
+        ("expires", local(plan.expires_unix_s)),
+        ("digest", plan.digest),
+        *(("note", note) for note in plan.notes),
+    ]
+    below = [
+        Page(data=None, columns=MOVES, items=plan.moves, title="Ranks that move"),
+        Page(data=None, columns=BLOCKERS, items=plan.blockers, title="Why it would not be bit-identical"),
+    ]
+    return Page(data=full(plan), columns=STEPS, items=plan.steps, facts=facts, below=below, title="Steps")
+
+
+@app.command()
+def plan(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(help="The node to leave.", autocompletion=complete.nodes)],
+    to: Annotated[
+        str, typer.Option(help="The spare's node; left out, one is chosen.", autocompletion=complete.nodes)
+    ] = "",
+    job: Annotated[
+        str, typer.Option(help="Needed only where several jobs run there.", autocompletion=complete.jobs)
+    ] = "",
+    device: Annotated[
+        list[str] | None,
+        typer.Option(help="Move only the ranks on this device, e.g. gpu:1. May be repeated."),
+    ] = None,
+    incident: Annotated[
+        str, typer.Option(help="Left out, one is opened.", autocompletion=complete.incidents)
+    ] = "",
+    output: Output = Format.table,
+) -> None:
+    """Plan a hand-over: who moves, what it costs, what may differ.
+
+    Nothing is changed. A plan expires after five minutes.
+    """
+    request = Request(node=node, to=to, job=job, devices=device or [], incident=incident, who=who())
+    made = Console.of(context).controller.plan(request)
+    present(plan_page(made), output)
+    say(f"Nothing has been done yet. To do it: gridctl swap apply {made.id}")
+
+
+@app.command()
+def apply(
+    context: typer.Context,
+    plan: Annotated[str, typer.Argument(help="The plan's id.", autocompletion=complete.plans)],
+    yes: Yes = False,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    detach: Annotated[bool, typer.Option(help="Do not wait for the end.")] = False,
+    output: Output = Format.table,
+) -> None:
+    """Carry out a plan, and follow it to its end.
+
+    On a terminal it asks for the node's name and a reason. Ctrl-C leaves the run going.
+    """
+    console = Console.of(context)
+    if not dry_run:
+        console.may_act("apply a plan")
+    found = console.controller.one("plan", plan, Plan)
+    if dry_run:
+        calls = console.controller.dry_run(found.id)
+        present(listing(calls, CALLS, "this plan makes no calls"), output)
+        return
+    if not yes:
+        tell(plan_page(found))
+    agreed = consent(found.node, yes=yes, reason=reason)
+    run = console.controller.apply(found.id, gate(agreed, found.digest))
+    follow(console, run, output, detach=detach)
