@@ -108,7 +108,6 @@ class Command(Message, tag="command"):
     """The agent asks the session to do something; exactly one `Reply` with the same id follows.
 
     Kinds and their args (a struct below, as a dict) -> value of the reply:
-
     describe        {}                     `SessionReport`
     specialise      `Specialise`           `SessionReport`, once warmed up (parked spares only)
     open            `HandoverOpen`         `ChairOffer` (the chair only): listens, hosts the new store

@@ -71,8 +71,8 @@ class Client:
     def get(self, path: str) -> Any:
         return json.loads(self.request("GET", path))
 
-    def post(self, path: str, body: Any) -> Any:
-        return json.loads(self.request("POST", path, msgspec.json.encode(body)))
+    def post(self, path: str, body: Any, timeout_s: float = DEADLINE_S) -> Any:
+        return json.loads(self.request("POST", path, msgspec.json.encode(body), timeout_s))
 
     def status(self) -> NodeStatus:
         return msgspec.json.decode(self.request("GET", "/v1/status"), type=NodeStatus)
@@ -103,7 +103,7 @@ class Client:
             args=args or {},
             deadline_s=deadline_s,
         )
-        return msgspec.convert(self.post("/v1/ops", request), OpStatus)
+        return msgspec.convert(self.post("/v1/ops", request, deadline_s + DEADLINE_S), OpStatus)
 
     @contextlib.contextmanager
     def stream(self, after: int) -> Iterator[Iterator[dict[str, Any]]]:
@@ -185,7 +185,7 @@ class SessionPeer:
         assert self.process.stdin is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
 
-    def send(self, kind: str, **fields: Any) -> None:
+    def send(self, kind: str, /, **fields: Any) -> None:
         self.order(send={"type": kind, **fields})
 
     def event(self, name: str, **expected: Any) -> dict[str, Any]:
@@ -247,13 +247,22 @@ class Fleet:
         for peer in self.peers:
             peer.end()
         for agent in self.agents.values():
-            for spare in agent.home.glob("spare.pid"):
-                with contextlib.suppress(OSError):
-                    os.kill(int(spare.read_text()), signal.SIGKILL)
             if agent.process:
                 agent.process.kill()
                 agent.process.wait(DEADLINE_S)
+            for pid in _spares_of(agent.home):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _spares_of(home: Path) -> Iterator[int]:
+    """Processes that an agent of this home has parked."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if words[2:6] == [b"gridagent", b"park", b"--home", os.fsencode(home)]:
+                yield int(process.name)
 
 
 @contextlib.contextmanager

@@ -54,7 +54,12 @@ class SparePark:
         started = [
             self._start(args.gpus[i * share : (i + 1) * share] if share else []) for i in range(args.count)
         ]
-        sessions = [await self._reported(child, log, gpus) for child, log, gpus in started]
+        try:
+            sessions = [await self._reported(child, log, gpus) for child, log, gpus in started]
+        except BaseException:
+            for child, _, _ in started:  # all or none: nobody would know of the others
+                child.kill()
+            raise
         return {"sessions": sessions, "pids": [child.pid for child, _, _ in started]}
 
     def _start(self, gpus: list[int]) -> tuple[subprocess.Popen[bytes], Path, list[int]]:
