@@ -30,6 +30,7 @@ _UNUSED = dict.fromkeys(
 
 
 def new_key() -> Key:
+    """A fresh private key on P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
@@ -41,6 +42,7 @@ def key_pem(key: Key) -> bytes:
 
 
 def pem(thing: x509.Certificate | x509.CertificateRevocationList) -> bytes:
+    """The text form that files and the wire carry."""
     return thing.public_bytes(serialization.Encoding.PEM)
 
 
@@ -135,6 +137,7 @@ def revocation_list(
 
 
 def revocation(serial: int, reason: x509.ReasonFlags, now_unix_s: float) -> x509.RevokedCertificate:
+    """One line of a list."""
     builder = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(_time(now_unix_s))
     if reason is not x509.ReasonFlags.unspecified:  # RFC 5280, 5.3.1: left out then
         builder = builder.add_extension(x509.CRLReason(reason), critical=False)
