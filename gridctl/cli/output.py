@@ -49,6 +49,12 @@ class Column:
     value: Callable[[Any], Any]
     show: Callable[[Any], str] | None = None
 
+    @property
+    def heading(self) -> str:
+        """The title as a person reads it: where `show` writes the unit, the name need not."""
+        name = self.title.removesuffix("_unix_s").removesuffix("_s") if self.show else self.title
+        return name.replace("_", " ")
+
     def text(self, item: Any) -> str:
         """What a person is shown of the item, safe for a terminal."""
         value = self.value(item)
@@ -109,7 +115,7 @@ def table(columns: Sequence[Column], items: Sequence[Any], *, width: int | None,
     if not items:
         return ""
     rows = [[column.text(item) for column in columns] for item in items]
-    titles = [column.title.upper().replace("_", " ") for column in columns]
+    titles = [column.heading.upper() for column in columns]
     widths = [max(map(cells, texts)) for texts in zip(titles, *rows, strict=True)]
     if width is not None:
         widths = fit(widths, width)

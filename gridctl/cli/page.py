@@ -48,7 +48,7 @@ class Page:
     def text(self, width: int | None, colour: bool) -> str:
         """The page as a person reads it."""
         if self.upright:
-            return _facts([(c.title.replace("_", " "), c.text(self.items[0])) for c in self.columns], colour)
+            return _facts([(c.heading, c.text(self.items[0])) for c in self.columns], colour)
         rows = table(self.columns, self.items, width=width, colour=colour)
         if rows and self.title:
             rows = f"{clean(self.title)}\n{rows}"

@@ -8,7 +8,7 @@ import typer
 from gridctl.cli import complete
 from gridctl.cli.console import Console
 from gridctl.cli.output import Column, Format
-from gridctl.cli.page import Output, Page, Watch, age, full, listing, read
+from gridctl.cli.page import Output, Page, Watch, age, full, listing, local, read
 from gridctl.errors import Refused
 from gridctl.model.fleet import Job, Node, Spare
 from gridctl.model.runs import ENDS, Incident, Run
@@ -36,7 +36,7 @@ NODES = (
     Column("ranks", lambda n: [f"{r.job}/{r.rank}" for r in n.status.ranks] if n.status else []),
     Column("spares", lambda n: len(n.status.spares) if n.status else None),
     Column("frozen", lambda n: n.status.frozen if n.status else []),
-    Column("skew_s", lambda n: round(n.skew_s, 3), lambda skew: f"{skew:+.3f}"),
+    Column("skew_s", lambda n: round(n.skew_s, 3), lambda skew: f"{skew:+.3f} s"),
     Column("seen_unix_s", lambda n: n.seen_unix_s, lambda t: f"{age(t)} ago" if t else "never"),
     Column("why", _why),
 )
@@ -99,7 +99,7 @@ def fleet(context: typer.Context, output: Output = Format.table, watch: Watch = 
 
 
 def _fleet_page(found: dict[str, Any]) -> Page:
-    columns = [Column(key, itemgetter(key)) for key in found]
+    columns = [Column(key, itemgetter(key), local if key.endswith("_unix_s") else None) for key in found]
     return Page(data=found, columns=columns, items=[found], upright=True)
 
 
