@@ -2,7 +2,8 @@
 
 Nothing here reads a clock, touches a file or a socket, or starts a thread; `handover.py` carries out
 what these machines say. Two machines: one `Chair` (the arbiter, in the process of one survivor) and
-one `Member` in every process of the hand-over, the chair's process included. Their words: `transaction_events.py` (phases, events, effects) and
+one `Member` in every process of the hand-over, the chair's process included. Their words are in
+`transaction_events.py` (phases, events, effects) and
 `transaction_messages.py` (plan, messages, records).
 
 The rules:

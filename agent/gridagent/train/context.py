@@ -1,0 +1,68 @@
+"""What this training process is: alone, a live rank with an agent, or a spare on its way to a rank."""
+
+import os
+import threading
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from gridagent import wire
+from gridagent.train.group import GroupRegistry
+from gridagent.train.link import Link
+
+
+@dataclass
+class Context:
+    """One a process. `park` fills the spare's part before the user's script starts."""
+
+    registry: GroupRegistry = field(default_factory=GroupRegistry)
+    session_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    link: Link | None = None
+    spare: wire.Specialise | None = None
+    warm: threading.Event = field(default_factory=threading.Event)
+    failed: str = ""  #: why a spare's script ended before it was warm
+    session: Any = None  #: the one `Session` of the process
+
+    def say_hello(self) -> wire.Hello:
+        """The first frame of every connection to the agent."""
+        if self.session is not None:
+            hello: wire.Hello = self.session.hello()
+            return hello
+        return wire.Hello(role="spare", session=self.session_id, pid=os.getpid(), facts=numeric_facts())
+
+    def connect(self) -> Link | None:
+        """The link to this node's agent; None without one."""
+        path = os.environ.get("GRIDAGENT_SOCKET")
+        if self.link is None and path:
+            self.link = Link(path, self.say_hello)
+            self.link.start()
+        return self.link
+
+
+def numeric_facts() -> dict[str, str]:
+    """What decides a result's last bit; a spare whose facts differ cannot promise bit identity."""
+    import torch
+
+    facts = {
+        "torch": str(torch.__version__),
+        "threads": str(torch.get_num_threads()),
+        "interop_threads": str(torch.get_num_interop_threads()),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "default_dtype": str(torch.get_default_dtype()),
+    }
+    if torch.cuda.is_available():
+        facts |= {
+            "cuda": str(torch.version.cuda),
+            "gpu": torch.cuda.get_device_name(0),
+            "cudnn": str(torch.backends.cudnn.version()),
+            "cudnn_benchmark": str(torch.backends.cudnn.benchmark),
+            "tf32_matmul": str(torch.backends.cuda.matmul.allow_tf32),
+            "tf32_cudnn": str(torch.backends.cudnn.allow_tf32),
+        }
+    return facts
+
+
+CONTEXT = Context()

@@ -1,0 +1,166 @@
+"""The training process's end of the Unix socket to its node's agent.
+
+One thread reads and reconnects; every command runs in a thread of its own, so that a long one never
+keeps the next from being heard. An agent that is gone costs the training nothing.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gridagent import wire
+
+_log = logging.getLogger("gridagent.train")
+_FLUSH_S = 0.25
+_PENDING_STEPS_MAX = 100_000
+
+
+class LinkError(Exception):
+    """The agent is not there, or refused; the text is the agent's."""
+
+
+class Link:
+    """Connection to the agent. `handlers` maps command kinds to functions(args) -> value."""
+
+    def __init__(self, path: str, hello: Callable[[], wire.Hello]) -> None:
+        self.handlers: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        self._path = path
+        self._hello = hello
+        self._sock: socket.socket | None = None
+        self._send_lock = threading.Lock()
+        self._asks: dict[int, tuple[threading.Event, list[wire.Answer]]] = {}
+        self._next_id = 0
+        self._closed = False
+        self._steps: list[wire.StepEntry] = []
+        self.connected = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gridagent-link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def step(self, entry: wire.StepEntry) -> None:
+        """Remembers one finished step; sent with the next flush."""
+        self._steps.append(entry)
+        if len(self._steps) > _PENDING_STEPS_MAX:  # no agent for a long time: keep the newest
+            del self._steps[: _PENDING_STEPS_MAX // 2]
+
+    def send(self, message: wire.Message) -> bool:
+        """Sends one message; False if the agent is not there just now."""
+        with self._send_lock:
+            sock = self._sock
+            if sock is None:
+                return False
+            try:
+                sock.sendall(wire.frame(message))
+            except OSError:
+                return False
+            return True
+
+    def ask(self, kind: str, args: dict[str, Any], timeout_s: float) -> Any:
+        """Has the agent do something and returns its answer. Raises `LinkError`."""
+        event: threading.Event = threading.Event()
+        answers: list[wire.Answer] = []
+        with self._send_lock:
+            self._next_id += 1
+            number = self._next_id
+            self._asks[number] = (event, answers)
+        try:
+            if not self.send(wire.Ask(id=number, kind=kind, args=args)):
+                raise LinkError(f"this node's agent is not running; {kind} is not possible")
+            if not event.wait(timeout_s):
+                raise LinkError(f"this node's agent did not answer {kind} within {timeout_s:.0f} s")
+        finally:
+            self._asks.pop(number, None)
+        if not answers[0].ok:
+            raise LinkError(answers[0].error)
+        return answers[0].value
+
+    def flush(self) -> None:
+        """Sends the steps that have not been sent."""
+        steps, self._steps = self._steps, []
+        hello = self._hello()
+        if steps and not self.send(
+            wire.Progress(job=hello.job, rank=hello.rank, epoch=hello.epoch, entries=steps)
+        ):
+            self._steps = steps + self._steps
+
+    def close(self, farewell: wire.Farewell) -> None:
+        """Says good-bye and ends the thread."""
+        self.flush()
+        self.send(farewell)
+        self._closed = True
+        with self._send_lock:
+            if self._sock is not None:
+                self._sock.close()
+                self._sock = None
+
+    # ------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        wait_s = 0.05
+        while not self._closed:
+            try:
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock.connect(self._path)
+                sock.sendall(wire.frame(self._hello()))
+            except OSError:
+                sock.close()
+                time.sleep(wait_s)
+                wait_s = min(wait_s * 2, 1.0)
+                continue
+            wait_s = 0.05
+            sock.settimeout(_FLUSH_S)
+            with self._send_lock:
+                self._sock = sock
+            self.connected.set()
+            self._read(sock)
+            self.connected.clear()
+            with self._send_lock:
+                self._sock = None
+            sock.close()
+
+    def _read(self, sock: socket.socket) -> None:
+        unframer = wire.Unframer(at_agent=False)
+        flushed_s = time.monotonic()
+        while not self._closed:
+            try:
+                data = sock.recv(1 << 16)
+                if not data:
+                    return
+                for message in unframer.feed(data):
+                    self._dispatch(message)
+            except TimeoutError:
+                pass
+            except (OSError, wire.WireError) as error:
+                if not self._closed:
+                    _log.warning("lost the connection to the agent: %s", error)
+                return
+            if time.monotonic() - flushed_s >= _FLUSH_S:
+                flushed_s = time.monotonic()
+                self.flush()
+
+    def _dispatch(self, message: Any) -> None:
+        if isinstance(message, wire.Answer):
+            waiting = self._asks.get(message.id)
+            if waiting is not None:
+                waiting[1].append(message)
+                waiting[0].set()
+        elif isinstance(message, wire.Command):
+            threading.Thread(
+                target=self._execute, args=(message,), name=f"gridagent-{message.kind}", daemon=True
+            ).start()
+
+    def _execute(self, command: wire.Command) -> None:
+        handler = self.handlers.get(command.kind)
+        try:
+            if handler is None:
+                raise LinkError(f"this process cannot {command.kind} in its present state")
+            value = handler(command.args)
+        except Exception as error:  # whatever goes wrong belongs to whoever asked, not to the training
+            text = str(error) or type(error).__name__
+            self.send(wire.Reply(id=command.id, ok=False, error=text))
+            return
+        self.send(wire.Reply(id=command.id, ok=True, value=value))

@@ -1,0 +1,106 @@
+"""A parked spare: torch imported, no rank yet. `specialise` makes it run a rank's script.
+
+It waits for its node's agent, takes the rank's launch as it was registered by `gridagent exec`, and
+runs the script in this very process, against stand-in groups, until it is warm. From the script's
+`end_step` it then either takes the rank over or ends.
+"""
+
+import os
+import queue
+import runpy
+import sys
+import threading
+from typing import Any
+
+import msgspec
+import torch
+
+from gridagent import wire
+from gridagent.train import CONTEXT, Session  # noqa: F401  (importing makes "grid" known and torch warm)
+from gridagent.train.context import numeric_facts
+from gridagent.train.link import LinkError
+from gridagent.train.standin import StandInGroup, install_rendezvous
+
+_WARM_TIMEOUT_S = 600.0
+
+
+def main() -> int:
+    """Parks until the agent says what to become. Returns the exit status of the script that it became."""
+    link = CONTEXT.connect()
+    if link is None:
+        print("gridagent park: GRIDAGENT_SOCKET is not set; start it with `gridagent park`", file=sys.stderr)
+        return 2
+    numeric_facts()
+    orders: queue.SimpleQueue[wire.Specialise | None] = queue.SimpleQueue()
+
+    def specialise(args: dict[str, Any]) -> Any:
+        if CONTEXT.spare is not None:
+            raise LinkError(
+                f"this spare is already rank {CONTEXT.spare.launch.rank} of {CONTEXT.spare.launch.job}"
+            )
+        CONTEXT.spare = msgspec.convert(args, wire.Specialise)
+        orders.put(CONTEXT.spare)
+        CONTEXT.warm.wait(_WARM_TIMEOUT_S)
+        if CONTEXT.failed or CONTEXT.session is None:
+            raise LinkError(f"the script ended before it was warm: {CONTEXT.failed or 'it made no Session'}")
+        return wire.plain(CONTEXT.session.at_boundary(CONTEXT.session.report))
+
+    def retire(_args: dict[str, Any]) -> Any:
+        threading.Timer(0.2, os._exit, args=(0,)).start()
+        return {}
+
+    link.handlers |= {"specialise": specialise, "retire": retire}
+    order = orders.get()
+    if order is None:
+        return 0
+    return _become(order)
+
+
+def _become(order: wire.Specialise) -> int:
+    launch = order.launch
+    os.environ.update(launch.env)
+    os.environ.update(
+        RANK=str(launch.rank),
+        WORLD_SIZE=str(launch.world_size),
+        LOCAL_RANK=str(launch.local_rank),
+        GRIDAGENT_JOB=launch.job,
+    )
+    if threads := launch.env.get("OMP_NUM_THREADS", ""):  # torch is imported: the variable comes too late
+        torch.set_num_threads(int(threads))
+    buckets = _buckets(order.buckets)
+    CONTEXT.registry.standin = lambda rank, size: StandInGroup(rank, size, buckets)
+    install_rendezvous(launch.world_size, launch.rank)
+    try:
+        os.chdir(launch.cwd)
+        _run(launch.argv)
+    except SystemExit as error:
+        CONTEXT.failed = f"it exited with {error.code}"
+        CONTEXT.warm.set()
+        raise
+    except BaseException as error:
+        CONTEXT.failed = f"{type(error).__name__}: {error}"
+        CONTEXT.warm.set()
+        raise
+    return 0
+
+
+def _run(argv: list[str]) -> None:
+    """Runs `python [-m] script args` in this process, as `__main__`."""
+    words = argv[1:]
+    if words[:1] == ["-m"]:
+        sys.argv = [words[1], *words[2:]]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    if not words or words[0].startswith("-"):
+        raise LinkError(f"a spare can run `python SCRIPT ...` or `python -m MODULE ...`, not {argv!r}")
+    sys.argv = words
+    sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def _buckets(text: str) -> list[list[int]] | None:
+    """The layout of one DDP ("5 4,3 2 1 0"); several cannot be told apart by their broadcasts."""
+    if not text or ";" in text:
+        return None
+    return [[int(index) for index in bucket.split()] for bucket in text.split(",")]

@@ -1,0 +1,219 @@
+"""Sealed channel between two training processes: AES-256-GCM frames under keys of one transfer.
+
+The two ends agree on keys with X25519; the public keys travel through the agents, over mutual TLS,
+so an end knows that the other sits on the node that the plan names. Keys are bound to the
+transfer's id by HKDF and die with the channel. Frames follow the STREAM construction (Hoang,
+Reyhanitabar, Rogaway, Vizar 2015): nonce = 7 bytes of prefix, 4 bytes of counter, 1 byte that is 1
+on the last frame of a stream; the transfer's id is associated data. So a frame that is changed,
+dropped, repeated, reordered, cut off or taken from another transfer is refused.
+"""
+
+import secrets
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+Buffer = bytes | bytearray | memoryview
+
+TAG_BYTES = 16
+FRAME_BYTES_MAX = 8 << 20
+_HEADER = struct.Struct(">I")
+_NONCE = struct.Struct(">7sIB")
+
+
+class SealedError(Exception):
+    """The channel cannot be trusted or is gone; nothing received through it may be used."""
+
+
+@dataclass
+class KeyPair:
+    """One end's ephemeral X25519 key for one channel."""
+
+    private: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate)
+
+    @property
+    def public(self) -> bytes:
+        return self.private.public_key().public_bytes_raw()
+
+    def derive(self, peer_public: bytes, handover: str, purpose: str) -> tuple[bytes, bytes]:
+        """Keys (caller -> callee, callee -> caller), 39 bytes each: AES key (32) and nonce prefix (7)."""
+        try:
+            shared = self.private.exchange(X25519PublicKey.from_public_bytes(peer_public))
+        except ValueError as error:
+            raise SealedError(f"the peer's public key is not usable: {error}") from None
+        info = f"gridctl handover {handover} {purpose}".encode()
+        keys = HKDF(algorithm=hashes.SHA256(), length=78, salt=None, info=info).derive(shared)
+        return keys[:39], keys[39:]
+
+
+class _Direction:
+    """Key, nonce prefix and counter of one direction."""
+
+    def __init__(self, key: bytes, associated: bytes) -> None:
+        self._aead = AESGCM(key[:32])
+        self._prefix = key[32:39]
+        self._associated = associated
+        self._counter = 0
+
+    def _nonce(self, last: bool) -> bytes:
+        if self._counter >= 1 << 32:
+            raise SealedError("too many frames under one key")
+        nonce = _NONCE.pack(self._prefix, self._counter, last)
+        self._counter += 1
+        return nonce
+
+    def seal_into(self, plain: Buffer, out: memoryview, last: bool) -> None:
+        self._aead.encrypt_into(self._nonce(last), plain, self._associated, out)
+
+    def open_into(self, sealed: memoryview, out: memoryview, last: bool) -> None:
+        try:
+            self._aead.decrypt_into(self._nonce(last), sealed, self._associated, out)
+        except InvalidTag:
+            raise SealedError(
+                "a frame was changed, repeated, reordered, or sealed for another transfer"
+            ) from None
+
+
+class SealedSocket:
+    """Frames over a connected TCP socket. One thread may send while another receives."""
+
+    def __init__(self, sock: socket.socket, send_key: bytes, receive_key: bytes, handover: str) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._out = _Direction(send_key, handover.encode())
+        self._in = _Direction(receive_key, handover.encode())
+        self._send_buffer = bytearray()
+        self._receive_buffer = bytearray()
+
+    def send(self, plain: Buffer, *, last: bool = False) -> int:
+        """Seals and sends one frame; returns the bytes on the wire. Raises `SealedError`."""
+        size = memoryview(plain).nbytes + TAG_BYTES
+        if size > FRAME_BYTES_MAX:
+            raise SealedError(f"a frame of {size} bytes exceeds {FRAME_BYTES_MAX}")
+        if len(self._send_buffer) < size + 5:
+            self._send_buffer = bytearray(size + 5)
+        frame = memoryview(self._send_buffer)[: size + 5]
+        _HEADER.pack_into(frame, 0, size)
+        frame[4] = last
+        self._out.seal_into(plain, frame[5:], last)
+        try:
+            self._sock.sendall(frame)
+        except OSError as error:
+            raise SealedError(f"the peer is gone: {error}") from None
+        return size + 5
+
+    def receive_into(self, out: memoryview) -> tuple[int, bool]:
+        """Receives one frame into `out`; returns (bytes of plain text, was it the last of a stream)."""
+        header = bytearray(5)
+        self._fill(memoryview(header))
+        size = _HEADER.unpack_from(header)[0]
+        last = header[4]
+        if not TAG_BYTES <= size <= FRAME_BYTES_MAX or last > 1:
+            raise SealedError(f"a frame header is not ours (size {size})")
+        plain_bytes = size - TAG_BYTES
+        if plain_bytes > len(out):
+            raise SealedError(f"a frame of {plain_bytes} bytes does not fit the buffer of {len(out)}")
+        if len(self._receive_buffer) < size:
+            self._receive_buffer = bytearray(size)
+        sealed = memoryview(self._receive_buffer)[:size]
+        self._fill(sealed)
+        self._in.open_into(sealed, out[:plain_bytes], bool(last))
+        return plain_bytes, bool(last)
+
+    def receive(self) -> bytes:
+        """Receives one small frame (at most 1 MiB of plain text)."""
+        buffer = memoryview(bytearray(1 << 20))
+        size, _ = self.receive_into(buffer)
+        return bytes(buffer[:size])
+
+    def _fill(self, view: memoryview) -> None:
+        while view.nbytes:
+            try:
+                count = self._sock.recv_into(view)
+            except OSError as error:
+                raise SealedError(f"the peer is gone: {error}") from None
+            if not count:
+                raise SealedError("the peer closed the channel")
+            view = view[count:]
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        self._sock.settimeout(timeout_s)
+
+    def close(self) -> None:
+        """Ends both directions at once, so that a thread blocked in a receive wakes."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._sock.close()
+
+
+class Listener:
+    """Accepts the channels of one hand-over. Binds port 0 on the node's own address.
+
+    A caller says in clear which channel it comes for (a random id handed out at the meeting); a
+    connection that names no expected channel is closed. Whoever guesses an id still lacks its keys.
+    """
+
+    def __init__(self, host: str, handover: str) -> None:
+        self._handover = handover
+        self._sock = socket.create_server((host, 0), backlog=64)
+        self.host, self.port = self._sock.getsockname()[:2]
+        self._expected: dict[bytes, tuple[bytes, bytes]] = {}
+
+    def meet(self, peer_public: bytes, purpose: str) -> bytes:
+        """Answers a meeting: makes this channel's keys, returns our public key."""
+        pair = KeyPair()
+        to_us, from_us = pair.derive(peer_public, self._handover, purpose)
+        self._expected[peer_public] = (from_us, to_us)
+        return pair.public
+
+    def accept(self, timeout_s: float) -> tuple[bytes, SealedSocket]:
+        """Waits for one met peer: (its public key, the channel). Raises `SealedError` at the deadline."""
+        deadline_s = time.monotonic() + timeout_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            self._sock.settimeout(left_s)
+            try:
+                sock, _ = self._sock.accept()
+                sock.settimeout(min(left_s, 5.0))
+                greeting = sock.recv(32, socket.MSG_WAITALL)
+            except TimeoutError:
+                continue
+            except OSError as error:
+                raise SealedError(f"the listener is closed: {error}") from None
+            keys = self._expected.pop(greeting, None)
+            if keys is None:
+                sock.close()
+                continue
+            sock.settimeout(None)
+            return greeting, SealedSocket(sock, *keys, self._handover)
+        raise SealedError("no peer came in time")
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def connect(
+    host: str, port: int, pair: KeyPair, peer_public: bytes, handover: str, purpose: str
+) -> SealedSocket:
+    """The caller's end of a channel, after a meeting."""
+    to_peer, from_peer = pair.derive(peer_public, handover, purpose)
+    try:
+        sock = socket.create_connection((host, port), timeout=10.0)
+        sock.sendall(pair.public)
+        sock.settimeout(None)
+    except OSError as error:
+        raise SealedError(f"cannot reach the peer at {host}:{port}: {error}") from None
+    return SealedSocket(sock, to_peer, from_peer, handover)
+
+
+def transfer_id() -> str:
+    """A fresh hand-over id. Never used twice, because keys are derived from it."""
+    return f"ho-{secrets.token_hex(8)}"

@@ -1,0 +1,304 @@
+"""The training session: what a training script sees of gridctl, about five lines.
+
+    from gridagent.train import Session           # also makes the backend "grid" known to torch
+    dist.init_process_group("grid")
+    session = Session(model=model, optimizer=optimizer, loader=loader)
+    while session.step < STEPS:
+        for batch in session.batches(loader):
+            ...                                    # forward, backward, optimizer.step(), zero_grad()
+            session.end_step(loss=loss)            # the step boundary: here a rank may change its node
+    session.close()
+
+With nothing to do `end_step` costs a few microseconds. Without an agent everything runs as before.
+"""
+
+import logging
+import os
+import queue
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gridagent import wire
+from gridagent.train.context import CONTEXT, numeric_facts
+from gridagent.train.group import ForwardingGroup
+from gridagent.train.handover import Handovers
+from gridagent.train.state import CATEGORIES, RankState, StateError, digests, inventory_digest
+
+_log = logging.getLogger("gridagent.train")
+_DRAIN_S = 5.0
+
+
+class SessionError(RuntimeError):
+    """The session was used in a way that cannot work; the message says what to change."""
+
+
+class Session:
+    """One rank's membership in the job. Objects given by name are the rank's state.
+
+    Give everything that training changes: model(s), optimizer(s), LR scheduler, grad scaler, EMA,
+    loader, generators, and dicts of your own. `loader` is the name for the data loader.
+    Raises `SessionError` if the process group is not "grid", `StateError` for an object of no known kind.
+    """
+
+    def __init__(self, **objects: Any) -> None:
+        if not dist.is_initialized() or not isinstance(dist.group.WORLD, ForwardingGroup):
+            raise SessionError('call torch.distributed.init_process_group("grid") before making a Session')
+        if CONTEXT.session is not None:
+            raise SessionError("this process has a Session already")
+        self.state = RankState()
+        for name, value in objects.items():
+            if value is not None:
+                self.state.register(name, value)
+        self._ddp = [m for m in objects.values() if isinstance(m, nn.parallel.DistributedDataParallel)]
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.job = os.environ.get("GRIDAGENT_JOB", "job")
+        spare = CONTEXT.spare
+        self.epoch = spare.epoch if spare else 0
+        self.step = spare.step if spare else 0  #: steps done; the index of the step that runs now
+        self.is_owner = spare is None  #: does this process hold its rank in the live epoch?
+        self.takeovers = 0  #: rises when this process takes a rank over: iterators made before are stale
+        self._warmup_left = spare.warmup_steps if spare else 0
+        self._callbacks: list[Callable[[], None]] = []
+        self._reopened: Iterator[Any] | None = None
+        self._step_s: deque[float] = deque(maxlen=64)
+        self._last_s = time.perf_counter()
+        # The training thread's mailbox. `attention` is the one thing that end_step looks at.
+        self.attention = False
+        self.stop_at = -1
+        self.standing = False  #: the training thread waits at the boundary
+        self.stores: list[Any] = []  #: the live epoch's store, and its server where we host it
+        self.lock = threading.Lock()
+        self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._boundary_jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        CONTEXT.session = self
+        self.handovers = Handovers(self)
+        self._link = CONTEXT.connect()
+        if self._link is None:
+            _log.warning("no gridagent here (GRIDAGENT_SOCKET is not set): training runs without hand-over")
+        else:
+            self._link.handlers |= {
+                "describe": lambda _args: wire.plain(self.at_boundary(self.report)),
+                "digest": lambda _args: self.at_boundary(self._digest),
+                **self.handovers.handlers,
+            }
+            if spare is None:
+                self._link.send(self.hello())
+
+    # ----------------------------------------------------------------------- what a script calls
+
+    def on_takeover(self, callback: Callable[[], None]) -> None:
+        """`callback` runs when this process has taken its rank over: open logs, writers, trackers there."""
+        self._callbacks.append(callback)
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """Iterates over `loader`, and goes on at the right batch after this process took a rank over."""
+        taken = self.takeovers
+        iterator = iter(loader)
+        while True:
+            if taken != self.takeovers:
+                taken = self.takeovers
+                iterator, self._reopened = self._reopened or iter(loader), None
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            yield batch
+
+    def end_step(self, loss: Any = None, grad_norm: Any = None) -> None:
+        """The boundary after one optimizer step. Call it on every rank, with gradients zeroed.
+
+        `loss` and `grad_norm` (floats or tensors of one element) are reported to the console; a CUDA
+        tensor costs a synchronisation, so give None on most steps where that matters.
+        """
+        now_s = time.perf_counter()
+        step_s, self._last_s = now_s - self._last_s, now_s
+        self.step += 1
+        if self._link is not None:
+            self._step_s.append(step_s)
+            if self.is_owner:
+                self._link.step(
+                    wire.StepEntry(self.step - 1, time.time(), step_s, _number(loss), _number(grad_norm))
+                )
+        if self._warmup_left:
+            self._warm_up()
+        elif self.attention:
+            self._at_boundary()
+
+    def close(self) -> None:
+        """Ends the session after the last step; sends the digests of the final state as proof."""
+        if self._link is not None and self.is_owner:
+            proof = digests(self.state.inventory())
+            self._link.close(
+                wire.Farewell(reason="finished", step=self.step, epoch=self.epoch, digests=proof)
+            )
+        CONTEXT.session = None
+
+    # ----------------------------------------------------------------------- the step boundary
+
+    def _at_boundary(self) -> None:
+        """Slow path of `end_step`: requests of the agent, and the hand-over's boundary."""
+        with self.lock:
+            self.standing = 0 <= self.stop_at <= self.step
+            self.attention = self.stop_at >= 0
+        while not self._boundary_jobs.empty():
+            self._boundary_jobs.get()()
+        if self.standing:
+            self.drain()
+            self.handovers.reached(self.step)
+            self.obey()
+            CONTEXT.registry.open_gate()
+
+    def go_on(self) -> None:
+        """Lifts the stop: the training thread leaves the boundary, or never comes to it."""
+        with self.lock:
+            self.stop_at = -1
+            if self.standing or not self.is_owner or self.handovers.frozen:
+                self.standing = False
+                self.jobs.put(None)
+
+    def drain(self) -> None:
+        """Closes the groups to side threads and waits until no collective is in flight."""
+        registry = CONTEXT.registry
+        registry.close_gate()
+        deadline_s = time.monotonic() + _DRAIN_S
+        while registry.in_flight():
+            if time.monotonic() > deadline_s:
+                self.handovers.refuse(
+                    f"{registry.in_flight()} collectives are still in flight at the boundary"
+                )
+                return
+            time.sleep(0.0002)
+
+    def obey(self) -> None:
+        """The training thread carries out what the hand-over posts, until it is told to go on."""
+        while (job := self.jobs.get()) is not None:
+            job()
+
+    def at_boundary(self, work: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+        """Runs `work` in the training thread at the next boundary (a parked spare's: at once)."""
+        done: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+
+        def job() -> None:
+            try:
+                done.put((True, work()))
+            except Exception as error:
+                done.put((False, error))
+
+        if not self.is_owner or self.handovers.frozen:
+            self.jobs.put(job)
+        else:
+            self._boundary_jobs.put(job)
+            with self.lock:
+                self.attention = True
+        try:
+            ok, value = done.get(timeout=timeout_s)
+        except queue.Empty:
+            raise SessionError(f"no step boundary came within {timeout_s:.0f} s") from None
+        if not ok:
+            raise value
+        return value
+
+    # ----------------------------------------------------------------------- a spare's life
+
+    def _warm_up(self) -> None:
+        self._warmup_left -= 1
+        if self._warmup_left:
+            return
+        self.state.poison()
+        CONTEXT.warm.set()
+        self.obey()  # returns when this process has taken its rank, else the process ends
+
+    def take_over(self, step: int) -> None:
+        """Everything of the rank is in place: from here on this process is the rank."""
+        self.step = step
+        self.takeovers += 1
+        self._last_s = time.perf_counter()
+
+    def own(self, epoch: int) -> None:
+        """The new epoch runs and this process is in it."""
+        self.epoch = epoch
+        if not self.is_owner:
+            self.is_owner = True
+            if self._link is not None:
+                self._link.send(self.hello())
+            for callback in self._callbacks:
+                callback()
+
+    def reopen_loaders(self) -> None:
+        """Makes the iterator that `batches` continues with; before RNG is restored, for it may draw."""
+        loader = next(iter(self.state.loaders.values()), None)
+        self._reopened = iter(loader) if loader is not None else None
+
+    # ----------------------------------------------------------------------- what it says of itself
+
+    def hello(self) -> wire.Hello:
+        """The first frame to the agent, also after a reconnect."""
+        return wire.Hello(
+            role="rank" if self.is_owner or self.handovers.frozen else "spare",
+            session=CONTEXT.session_id,
+            pid=os.getpid(),
+            job=self.job,
+            rank=self.rank,
+            world_size=self.world_size,
+            epoch=self.epoch,
+            step=self.step,
+            facts=numeric_facts(),
+            state="frozen" if self.handovers.frozen else "training",
+        )
+
+    def report(self) -> wire.SessionReport:
+        """What the pre-flight compares. Runs in the training thread, at a boundary."""
+        blockers = [
+            wire.Blocker(code=code, text=text, fatal=fatal) for code, text, fatal in self.state.blockers()
+        ]
+        sizes = dict.fromkeys(CATEGORIES, 0)
+        inventory = ""
+        try:
+            entries = self.state.inventory(loaders=self.is_owner)
+            inventory = inventory_digest([e for e in entries if e.category in ("parameters", "buffers")])
+            for entry in entries:
+                sizes[entry.category] += entry.nbytes
+        except StateError as error:
+            blockers.append(wire.Blocker(code="state-cannot-move", text=str(error), fatal=True))
+        return wire.SessionReport(
+            role="rank" if self.is_owner else "spare",
+            job=self.job,
+            rank=self.rank,
+            world_size=self.world_size,
+            epoch=self.epoch,
+            step=self.step,
+            pid=os.getpid(),
+            state_bytes=sizes,
+            groups=CONTEXT.registry.describe(),
+            buckets=self.buckets(),
+            inventory=inventory,
+            facts=numeric_facts(),
+            blockers=blockers,
+            step_s_median=statistics.median(self._step_s) if self._step_s else 0.0,
+        )
+
+    def buckets(self) -> str:
+        """DDP's bucket layout after its rebuild: "5 4,3 2 1 0", one part a bucket; several DDPs by ";"."""
+        layouts = []
+        for module in self._ddp:
+            data = module._get_ddp_logging_data()
+            layouts.append(str(data.get("rebuilt_per_bucket_param_indices", "")))
+        return ";".join(layouts)
+
+    def _digest(self) -> dict[str, Any]:
+        return {"step": self.step, "epoch": self.epoch, "digests": digests(self.state.inventory())}
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    return float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
