@@ -5,7 +5,6 @@ this agent's own. Times are shifted: a line of second t is reported t/speed seco
 """
 
 import asyncio
-import contextlib
 import gzip
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -40,9 +39,8 @@ class Replay:
             yield reading
 
     def _lines(self) -> Iterator[tuple[float, Reading]]:
-        with contextlib.ExitStack() as stack:
-            packed = self._file.suffix == ".gz"
-            lines = stack.enter_context(gzip.open(self._file, "rt") if packed else self._file.open())
+        packed = self._file.suffix == ".gz"
+        with gzip.open(self._file, "rt") if packed else self._file.open() as lines:
             next(lines)  # the header
             for line in lines:
                 fields: dict[str, Any] = json.loads(line)

@@ -1,16 +1,17 @@
 """Everything that a node tells goes through here first: append-only segments, then the stream.
 
-A segment is named after the seq of its first record. Records are written and flushed in batches,
-soon after they were made (`SYNC_S`), and only flushed records are streamed: what a reader has seen
-is on the disk, and its seq is never given again. When the spool is full its oldest segment goes,
-and a `gap` record says which records went; the same for records that the disk would not take.
+A segment is named after the seq of its first record. A record is handed to the kernel at once, so a
+killed agent loses none; it is flushed to the disk within `SYNC_S`, and only flushed records are
+streamed: what a reader has seen is on the disk, and its seq is never given again. When the spool is
+full its oldest segment goes, and a `gap` record says which records went; the same for records that
+the disk would not take.
 """
 
 import asyncio
 import contextlib
+import itertools
 import math
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -57,8 +58,8 @@ class Spool:
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
         self._version = 0
-        self._writing = threading.Lock()
-        self._fd = -1
+        self._dropped: tuple[int, int] | None = None  #: first and last seq that the disk did not take
+        self._fd, self._newest, self._size = -1, 0, 0  #: the newest segment and what the kernel has of it
         self._segments: dict[int, int] = {}  #: first seq -> flushed bytes, oldest first
         self.seq = self._resume()  #: of the newest record
 
@@ -75,26 +76,22 @@ class Spool:
         return self.seq
 
     async def run(self) -> None:
-        """Writes batches until it is cancelled; `close` writes what is pending then."""
+        """Writes what is appended until it is cancelled; `close` does the rest."""
         while True:
             await self._wake.wait()
-            await asyncio.sleep(SYNC_S)
-            self._wake.clear()
-            batch, self._pending = self._pending, deque()
             try:
-                await asyncio.shield(asyncio.to_thread(self._write, batch))
+                await self._store()
             except OSError:
-                self._take_back(batch)
+                self._shed()
                 await asyncio.sleep(RETRY_S)
-            self._trim()
-            async with self._changed:
-                self._version += 1
-                self._changed.notify_all()
+                self._wake.set()
 
     def close(self) -> None:
-        """Writes what is pending, after `run` has ended."""
-        with contextlib.suppress(OSError):  # the disk is full: nobody is left to be told
-            self._write(self._pending)
+        """Writes and flushes what is left, after `run` has ended."""
+        if self._pending or self._fd >= 0:
+            with contextlib.suppress(OSError):  # the disk is full: nobody is left to be told
+                self._write()
+                os.fsync(self._fd)
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -133,32 +130,62 @@ class Spool:
             chunk = file.read(min(READ_BYTES, end - offset))
             return chunk if chunk.endswith(b"\n") else chunk + file.readline()
 
-    def _write(self, batch: deque[tuple[int, bytes]]) -> None:
-        """Puts a whole batch into one segment and flushes it, or changes nothing. Runs in a thread."""
-        if not batch:
-            return
-        with self._writing:
-            newest = next(reversed(self._segments), 0)
-            if not newest or self._segments[newest] >= self._segment_bytes:
-                newest = self._open(batch[0][0])
-            size = self._segments[newest]
+    async def _store(self) -> None:
+        """Writes for `SYNC_S` whatever comes, then flushes and publishes it."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + SYNC_S
+        while True:
+            self._wake.clear()
+            self._write()
+            if self._dropped:
+                self._append_gap(*self._dropped)
+                self._dropped = None
             try:
-                view = memoryview(b"".join(line for _, line in batch))
+                async with asyncio.timeout_at(end_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                break
+        flushing = asyncio.ensure_future(asyncio.to_thread(os.fsync, self._fd))
+        try:
+            await asyncio.shield(flushing)
+        finally:
+            await asyncio.wait([flushing])  # also when cancelled: `close` must not take the file away
+        self._segments[self._newest] = self._size
+        self._trim()
+        async with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+
+    def _write(self) -> None:
+        """Hands what is pending to the kernel, in whole records. Raises `OSError`; the rest stays pending."""
+        while self._pending:
+            if self._fd < 0 or self._size >= self._segment_bytes:
+                self._open(self._pending[0][0])
+            size, count = self._size, 0
+            for _, line in self._pending:
+                size, count = size + len(line), count + 1
+                if size >= self._segment_bytes:
+                    break
+            view = memoryview(b"".join(line for _, line in itertools.islice(self._pending, count)))
+            try:
                 while view:
                     view = view[os.write(self._fd, view) :]
-                os.fsync(self._fd)
             except OSError:
-                os.ftruncate(self._fd, size)
+                os.ftruncate(self._fd, self._size)
                 raise
-            self._segments[newest] = os.fstat(self._fd).st_size
+            self._size = size
+            for _ in range(count):
+                self._pending.popleft()
 
-    def _open(self, first: int) -> int:
+    def _open(self, first: int) -> None:
+        """Goes on in the segment `first`, once the one before is flushed."""
         fd = os.open(self._path(first), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         if self._fd >= 0:
+            os.fsync(self._fd)
             os.close(self._fd)
-        self._fd = fd
-        self._segments.setdefault(first, 0)
-        return first
+            self._segments[self._newest] = self._size
+        self._fd, self._newest, self._size = fd, first, 0
+        self._segments[first] = 0
 
     def _trim(self) -> None:
         while len(self._segments) > 1 and sum(self._segments.values()) > self._bytes_max:
@@ -168,13 +195,11 @@ class Spool:
             del self._segments[first]
             self._append_gap(first, following - 1)
 
-    def _take_back(self, batch: deque[tuple[int, bytes]]) -> None:
-        batch.extend(self._pending)
-        self._pending = batch
-        self._wake.set()
-        if len(batch) > PENDING_MAX:
-            dropped = [batch.popleft()[0] for _ in range(len(batch) - PENDING_MAX)]
-            self._append_gap(dropped[0], dropped[-1])
+    def _shed(self) -> None:
+        """Forgets the oldest of what the disk does not take."""
+        while len(self._pending) > PENDING_MAX:
+            last, _ = self._pending.popleft()
+            self._dropped = (self._dropped[0] if self._dropped else last, last)
 
     def _append_gap(self, first: int, last: int) -> None:
         self.append("gap", {"first": first, "last": last, "records": last - first + 1})
@@ -186,12 +211,14 @@ class Spool:
             self._segments[int(path.stem)] = path.stat().st_size
         if not paths:
             return 0
-        first = self._open(int(paths[-1].stem))
+        first = int(paths[-1].stem)
+        self._open(first)
         content = paths[-1].read_bytes()
         while content and (not content.endswith(b"\n") or _seq_of(_last_line(content)) < 0):
             content = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
         os.ftruncate(self._fd, len(content))
-        self._segments[first] = len(content)
+        os.fsync(self._fd)
+        self._size = self._segments[first] = len(content)
         return _seq_of(_last_line(content)) if content else first - 1
 
     def _path(self, first: int) -> Path:

@@ -1,0 +1,146 @@
+"""agent.toml, launches, sources and the metrics page: clear words, and nothing kept by mistake."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gridagent.errors import ConfigError
+from gridagent.home import Home, boot_id, chassis_serial
+from gridagent.launch import ENV_NEVER, LaunchError, Launches, kept_environment
+from gridagent.telemetry import open_source
+from gridagent.telemetry.metrics import Samples, render
+from gridagent.wire import LaunchSpec, NodeStatus, RankStatus
+
+WHOLE = 'node = "n1"\nlisten = "10.0.0.7:7443"\n'
+
+
+def home_with(folder: Path, text: str) -> Home:
+    (folder / "agent.toml").write_text(text)
+    return Home(folder)
+
+
+def test_a_small_configuration_is_enough(tmp_path: Path) -> None:
+    config = home_with(tmp_path, WHOLE).config()
+    assert (config.node, config.host, config.port, config.rack) == ("n1", "10.0.0.7", 7443, "")
+    assert home_with(tmp_path, 'node = "n"\nlisten = "[fd00::7]:0"').config().host == "fd00::7"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "node"),
+        ('node = "n1"', "listen"),
+        ('node = "n1"\nlisten = "10.0.0.7"', "host:port"),
+        ('node = "n1"\nlisten = "10.0.0.7:99999"', "host:port"),
+        ('node = "n1"\nlisten = "0.0.0.0:7443"', "names no address"),
+        ('node = ""\nlisten = "h:1"', "node is empty"),
+        (WHOLE + "gpus = 'eight'", "gpus"),
+        (WHOLE + "= 3", "cannot be read"),
+    ],
+)
+def test_a_wrong_one_says_what_is_wrong(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        home_with(tmp_path, text).config()
+    assert "agent.toml" in str(caught.value)
+
+
+def test_a_missing_one_and_an_unknown_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="gridagent join"):
+        Home(tmp_path).config()
+    home_with(tmp_path, WHOLE + "lisen = 1").config()
+    assert "'lisen'" in capsys.readouterr().err
+
+
+def test_serial_and_boot_id_are_read_below_the_system_root(tmp_path: Path) -> None:
+    config = home_with(tmp_path, WHOLE + f'sysroot = "{tmp_path}"').config()
+    assert (chassis_serial(config), boot_id(config.sysroot)) == ("", "")
+    for name, text in (
+        ("sys/class/dmi/id/product_serial", "SN-9\n"),
+        ("proc/sys/kernel/random/boot_id", "b-1\n"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    assert (chassis_serial(config), boot_id(config.sysroot)) == ("SN-9", "b-1")
+
+
+WORDS = [pattern.strip("*") for pattern in ENV_NEVER]
+
+
+@given(
+    word=st.sampled_from(WORDS),
+    before=st.sampled_from(["HF_", "TORCH_", "CUDA_", "X", ""]),
+    after=st.text("ABC_", max_size=3),
+    case=st.sampled_from([str.upper, str.lower, str.title]),
+)
+def test_no_name_of_a_secret_is_kept(word: str, before: str, after: str, case: object) -> None:
+    assert callable(case)
+    name = before + case(word) + after
+    assert kept_environment({name: "v", "RANK": "1"}, ["*"]) == {"RANK": "1"}
+
+
+def test_what_is_kept_is_a_short_list() -> None:
+    kept = {"RANK": "0", "MASTER_ADDR": "a", "OMP_NUM_THREADS": "1", "HF_HOME": "/x", "PYTHONPATH": "/p"}
+    assert kept_environment({**kept, "AWS_REGION": "r", "HOME": "/h", "XRANK": "1"}, []) == kept
+    assert kept_environment({"AWS_REGION": "r", "AWS_SECRET": "s"}, ["AWS_*"]) == {"AWS_REGION": "r"}
+
+
+def test_launches_follow_the_rank(tmp_path: Path) -> None:
+    launches = Launches(tmp_path)
+    spec = LaunchSpec(job="j", rank=2, world_size=3, argv=["python", "t.py"], cwd="/", gpus=[5])
+    assert launches.get("j", 2) is None
+    launches.promise("s1", spec)
+    assert (launches.promised("s1"), launches.get("j", 2)) == (True, None)
+    taken = launches.take("s1", [7])
+    assert taken is not None
+    assert taken.gpus == [7]
+    assert launches.get("j", 2) == taken
+    assert (launches.promised("s1"), launches.take("s1", [])) == (False, None)
+    launches.drop("j", 2)
+    launches.drop("j", 2)
+    assert launches.get("j", 2) is None
+    for job in ("../j", "", ".j", "a/b", "j\n", "j\0"):
+        with pytest.raises(LaunchError, match="may hold"):
+            launches.get(job, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nvml:", "is no source"),
+        ("replay:none.jsonl", "no recording"),
+        ("replay:agent.toml", "no recording"),
+        ("replay:r.jsonl?speed=0", "speed"),
+        ("replay:r.jsonl?speed=nan", "speed"),
+        ("replay:r.jsonl?start=later", "start"),
+        ("replay:r.jsonl?nod=x", "nod"),
+    ],
+)
+def test_a_wrong_source_says_what_is_wrong(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "r.jsonl").touch()
+    with pytest.raises(ConfigError, match=words):
+        open_source(text, home_with(tmp_path, WHOLE), "n1")
+
+
+def test_the_metrics_page_in_both_formats() -> None:
+    rank = RankStatus(
+        job='j"\\\n', rank=0, world_size=1, session="s", pid=1, epoch=0, step=9, connected=True, loss=0.5
+    )
+    status = NodeStatus(
+        node="n1", url="", serial="", boot_id="b", version="v", now_unix_s=0.0, stream_seq=3, ranks=[rank]
+    )
+    samples = Samples()
+    samples.take({"device": "gpu:0", "v": {"temp_c": 60, "ecc_sbe_total": 2, "power_w": None, "Bad name": 1}})
+    samples.take({"device": 7, "v": {}})
+    samples.take({"v": "x"})
+    plain = render(status, samples, openmetrics=False)
+    assert "# TYPE gridagent_gpu_ecc_sbe_total counter\ngridagent_gpu_ecc_sbe_total" in plain
+    assert 'gridagent_rank_step{job="j\\"\\\\\\n",rank="0"} 9.0\n' in plain
+    assert "Bad" not in plain
+    assert "power" not in plain
+    openmetrics = render(status, samples, openmetrics=True)
+    assert "# TYPE gridagent_gpu_ecc_sbe counter\ngridagent_gpu_ecc_sbe_total" in openmetrics
+    assert openmetrics.endswith("\n# EOF\n")
+    assert plain.endswith("\n")
+    assert "EOF" not in plain
