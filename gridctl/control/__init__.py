@@ -30,8 +30,6 @@ def ensure(home: Home) -> "Client":
 
 def connect(home: Home) -> "Client":
     """A client of the home's controller, if one runs. Raises `Unanswered`."""
-    from gridctl.control.client import Client
+    from gridctl.control.process import connect_running
 
-    client = Client(home)
-    client.health()
-    return client
+    return connect_running(home)

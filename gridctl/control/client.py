@@ -1,5 +1,6 @@
 """What the faces talk to the controller with: synchronous, over its Unix socket."""
 
+import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,17 @@ CONNECT_S = 2.0
 READ_S = 120.0
 
 
+def listens(home: Home) -> bool:
+    """Whether somebody serves the controller's socket. Costs no more than the attempt."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(CONNECT_S)
+        try:
+            probe.connect(str(home.socket))
+        except OSError:
+            return False
+    return True
+
+
 class _Answer(msgspec.Struct):
     code: str = "failed"
     text: str = ""
@@ -40,6 +52,12 @@ class Client:
             base_url="http://gridctl",
             timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
         )
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._http.close()

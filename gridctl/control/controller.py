@@ -271,11 +271,11 @@ class Controller:
             del self._drivers[run], self._runs[run]
         if (problem := driver.state.problem) and driver.state.stage == "stopped":
             log.warning("run %s stopped: %s", run, problem.text)
-        await self.lease.drop(run)
         ended = self.ledger.runs.get(run)
         if ended and (ended[1].state == "done" or (ended[1].ended and self._manual(plan.incident))):
             with contextlib.suppress(Refused):
                 close_incident(self.ledger, plan.incident, f"run {run} is {ended[1].state}")
+        await self.lease.drop(run)
 
     def _manual(self, incident: str) -> bool:
         found = self.ledger.incidents.get(incident)

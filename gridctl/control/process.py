@@ -6,11 +6,10 @@ import fcntl
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 
-from gridctl.control.client import Client
+from gridctl.control.client import Client, listens
 from gridctl.errors import ConfigError, GridctlError, Unanswered
 from gridctl.home import Home
 
@@ -28,6 +27,7 @@ def serve(home: Home, *, read_only: bool) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     home.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = _lock(home)
+    os.chdir(home.state)  # the folder where it was started may be unmounted
     try:
         asyncio.run(_serve(home, read_only))
     except TrustError as error:
@@ -68,30 +68,47 @@ async def _serve(home: Home, read_only: bool) -> None:
 
 def ensure_running(home: Home) -> Client:
     """A client of the running controller; starts one if there is none. Raises `Unanswered`."""
-    client = Client(home)
-    with contextlib.suppress(Unanswered):
-        client.health()
-        return client
+    if listens(home):
+        return connect_running(home)
     home.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "gridctl.control", os.fspath(home.config), os.fspath(home.state)]
-    with home.log.open("ab") as log:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd=home.state,
-        )
+    child = _spawn(home)
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s:
-        with contextlib.suppress(Unanswered):
-            client.health()
-            return client
-        if child.poll() and not _locked(home):  # it failed, and not because another one was faster
-            break
+        if listens(home):
+            return connect_running(home)
+        if child and os.waitpid(child, os.WNOHANG)[0]:
+            child = 0
+            if not _locked(home):  # else another one was faster, and is on its way
+                break
         time.sleep(POLL_S)
     raise Unanswered(f"the controller did not come up; the end of {home.log}:\n{_tail(home)}")
+
+
+def connect_running(home: Home) -> Client:
+    """A client of the running controller. Raises `Unanswered`."""
+    if not listens(home):
+        raise Unanswered(
+            f"no controller serves {home.socket}: `gridctl watch` is one, most commands start one"
+        )
+    client = Client(home)
+    try:
+        client.health()
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _spawn(home: Home) -> int:
+    """The process id of a new controller in a session of its own, whose words go to the log."""
+    command = [sys.executable, "-m", "gridctl.control", os.fspath(home.config), os.fspath(home.state)]
+    appending = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    streams = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, os.fspath(home.log), appending, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return os.posix_spawn(sys.executable, command, os.environ, file_actions=streams, setsid=True)
 
 
 def _lock(home: Home) -> int:

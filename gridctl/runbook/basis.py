@@ -30,7 +30,9 @@ def of_nodes(members: Iterable[Member], nodes: Mapping[str, Node]) -> dict[str, 
 
 def of_report(report: SessionReport) -> dict[str, str]:
     """What a rank says of itself and what must stay so until the boundary."""
+    facts = {f"rank {report.rank} fact {key}": value for key, value in sorted(report.facts.items())}
     return {
+        **facts,
         f"rank {report.rank} inventory": report.inventory,
         f"rank {report.rank} buckets": report.buckets,
         f"rank {report.rank} groups": " | ".join(report.groups),

@@ -78,6 +78,11 @@ def _warm(context: Context) -> Problem | None:
             )
         if fatal := [blocker for blocker in report.blockers if blocker.fatal]:
             return Problem("not-possible", f"the spare on {move.target.node}: {fatal[0].text}")
+        if differ := _numerics(context.plan, report):
+            return Problem(
+                "not-possible",
+                f"the spare on {move.target.node} would not go on bit-identically as the plan says: {differ}",
+            )
         wanted = context.plan.relied_on.get(f"rank {move.rank} inventory", "")
         if wanted and report.inventory and report.inventory != wanted:
             return Problem(
@@ -86,6 +91,19 @@ def _warm(context: Context) -> Problem | None:
                 " the script does not build the same model from the same command line",
             )
     return None
+
+
+def _numerics(plan: Plan, report: SessionReport) -> str:
+    """What decides numerics and is different from the source, and was not said in the plan."""
+    said = {blocker.code for blocker in plan.blockers}
+    here = of_report(report)
+    there = {key: value for key, value in plan.relied_on.items() if " fact " in key and key in here}
+    return "; ".join(
+        line
+        for key, value in there.items()
+        if f"{key.rpartition(' ')[2]}-differs" not in said
+        for line in changes({key: value}, here)
+    )
 
 
 def _all_training(context: Context) -> Problem | None:

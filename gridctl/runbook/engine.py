@@ -100,6 +100,8 @@ def operations(state: RunState, name: str) -> dict[str, Call]:
         prefix, calls = f"{state.run}.{name}.undo{state.progress.attempt}", step.inverse
     else:
         prefix, calls = f"{state.run}.{name}", step.calls
+        if (fails := state.progress.fails.get(name)) and committed(state):
+            prefix = f"{prefix}.again{fails}"  # a person resumed it: the old id would only tell the old end
     return {f"{prefix}.{index}": call for index, call in enumerate(calls)}
 
 
@@ -208,7 +210,7 @@ def _enter(state: RunState) -> Advance:
         return _turn_back(state, "aborted", _asked(state.back), state.back.end)
     step = _next_step(state)
     if step is None:
-        state, effects = _record_run(state, "done")
+        state, effects = _record_run(state, "done", text=_left(state))
         return _put(state, stage="stopped"), [*effects, Stop()]
     state = _fresh(state, step.name)
     if step.precheck and step.name not in state.progress.started:
@@ -260,6 +262,8 @@ def _settled(state: RunState, verdict: Problem | None) -> Advance:
 
 def _fail(state: RunState, problem: Problem) -> Advance:
     state, effects = _record_step(state, "failed", code=problem.code, text=problem.text)
+    if committed(state) and state.progress.fails[state.step] > 1:  # it will not get better: go on without
+        return _then(effects, _complete(state, [], f"left as it is: {problem.text}"))
     if committed(state):
         return _then(effects, _hold(state, problem))
     return _then(effects, _turn_back(state, problem.code, problem.text, "aborted"))
@@ -367,6 +371,12 @@ def _token(state: RunState) -> str:
 
 def _asked(event: BackAsked) -> str:
     return f"{event.who} asked for it: {event.reason}" if event.reason else f"{event.who} asked for it"
+
+
+def _left(state: RunState) -> str:
+    """What is to be said of a run that was done although something had failed."""
+    steps = state.progress.steps.values()
+    return "; ".join(f"{step.name}: {step.error}" for step in steps if state.progress.fails.get(step.name))
 
 
 def _unknown(state: RunState) -> str:

@@ -130,12 +130,19 @@ def _alike(source: NodeStatus, spare: NodeStatus, policy: Policy) -> Iterator[Bl
         )
 
 
+#: Facts that the training script sets: a spare shares them only once it has run the script. They are
+#: compared when it is warm (`checks`), and a difference turns the run back before anything was paused.
+SET_BY_SCRIPT = frozenset(
+    {"threads", "interop_threads", "mkldnn", "deterministic", "matmul_precision", "default_dtype"}
+)
+
+
 def of_reports(source: SessionReport, facts: Mapping[str, str], spare_node: str) -> Iterator[Blocker]:
     """The source's own blockers, and every fact that decides numerics and differs at the spare."""
     yield from source.blockers
     for key, here in sorted(source.facts.items()):
         there = facts.get(key)
-        if there is not None and there != here:
+        if key not in SET_BY_SCRIPT and there is not None and there != here:
             yield Blocker(
                 code=f"{key}-differs",
                 text=f"{key}: rank {source.rank} has {here}, the spare on {spare_node} has {there}; the swap"

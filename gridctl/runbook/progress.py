@@ -22,6 +22,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     undone: frozenset[str] = frozenset()
     leftover: dict[str, str] = {}  #: step -> why this attempt could not undo it
     failed: str = ""  #: the step at which the run was stopped
+    fails: dict[str, int] = {}  #: step -> how often it has failed
     steps: dict[str, StepRun] = {}
     who: str = ""
     started_unix_s: float = 0.0
@@ -75,6 +76,7 @@ def _step(progress: Progress, data: dict[str, Any], t_unix_s: float) -> Progress
         changes["failed"] = ""
     elif state == "failed":
         changes["failed"] = name
+        changes["fails"] = {**progress.fails, name: progress.fails.get(name, 0) + 1}
     elif state == "undone":
         changes["undone"] = progress.undone | {name}
     elif state == "undo-failed":

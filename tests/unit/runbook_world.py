@@ -24,6 +24,7 @@ from gridctl.runbook.engine import RunState, advance
 from gridctl.runbook.events import (
     Arm,
     Deadline,
+    Effect,
     Event,
     Observe,
     Observed,
@@ -114,14 +115,16 @@ def report(number: int, **more: Any) -> SessionReport:
         "groups": ["world:0,1,2"],
         "buckets": "b1",
         "inventory": "inv",
-        "facts": {"torch": "2.13.0", "threads": "1"},
+        "facts": {"torch": "2.13.0", "threads": "1", "cpu": "avx2"},
         "step_s_median": 0.1,
     }
     return SessionReport(**{**base, **more})
 
 
 def launch(number: int) -> LaunchSpec:
-    return LaunchSpec(job=JOB, rank=number, world_size=3, argv=["python", "train.py", "--token=abc"], cwd="/x")
+    return LaunchSpec(
+        job=JOB, rank=number, world_size=3, argv=["python", "train.py", "--token=abc"], cwd="/x"
+    )
 
 
 def plan_for(nodes: Mapping[str, Node], policy: Policy | None = None, **request: Any) -> Plan:
@@ -157,6 +160,7 @@ class World:
     cordoned: bool = False
     crash_after: int = 10**9  #: so many records, then the driver is gone
     losses_after: float | None = 2.0
+    facts: dict[str, str] = field(default_factory=dict)  #: of the warm spare, where they differ
 
     def nodes(self) -> dict[str, Node]:
         epoch = 2 if self.returned else 1 if self.committed else 0
@@ -199,7 +203,7 @@ class World:
             case "job.describe":
                 return msgspec.to_builtins(report(1))
             case "handover.specialise":
-                return msgspec.to_builtins(report(1))
+                return msgspec.to_builtins(report(1, facts={**report(1).facts, **self.facts}))
             case "handover.open":
                 return msgspec.to_builtins(ChairOffer(store_host="h", store_port=1, nonce="n"))
             case "handover.release":
@@ -223,36 +227,37 @@ class World:
         state = RunState(run="r1", plan=self.plan, progress=self.progress())
         events: deque[Event] = deque([first])
         token = ""
-        turns = 0
-        while True:
-            turns += 1
-            if late is not None and turns > late_at:
+        for turn in range(2000):
+            if late is not None and turn >= late_at:
                 events.appendleft(late)
                 late = None
             event = events.popleft() if events else Deadline(token)
             state, effects = advance(state, event)
             for effect in effects:
-                match effect:
-                    case Record(kind, data):
-                        if len(self.journal) >= self.crash_after:
-                            return None
-                        self.journal.append((kind, data))
-                    case Send(op, call):
-                        self._was_announced(op)
-                        events.append(self.operate(op, call))
-                    case Observe():
-                        if sum(isinstance(e, Observed) for e in events) < 1 and turns < 500:
-                            events.append(Observed(self.nodes()))
-                        if turns >= 200:
-                            events.append(Deadline(token))
-                    case Watch(steps):
-                        after = {r: entries(steps, self.losses_after) for r in range(3)}
-                        events.append(Watched({r: entries(20) for r in range(3)}, after))
-                    case Arm(token, _):
-                        pass
-                    case Stop():
-                        return state
-            assert turns < 2000, "the run does not end"
+                if isinstance(effect, Stop):
+                    return state
+                if isinstance(effect, Arm):
+                    token = effect.token
+                elif isinstance(effect, Record):
+                    if len(self.journal) >= self.crash_after:
+                        return None
+                    self.journal.append((effect.kind, effect.data))
+                else:
+                    events.extend(self._answer(effect, late=turn > 100))
+        raise AssertionError("the run does not end")
+
+    def _answer(self, effect: Effect, *, late: bool) -> list[Event]:
+        """What follows from an effect. `late`: looking again brings nothing new, so that deadlines pass."""
+        match effect:
+            case Send(op, call):
+                self._was_announced(op)
+                return [self.operate(op, call)]
+            case Observe(after_s):
+                return [] if after_s and late else [Observed(self.nodes())]
+            case Watch(steps):
+                after = {r: entries(steps, self.losses_after) for r in range(3)}
+                return [Watched({r: entries(20) for r in range(3)}, after)]
+        raise AssertionError(f"unknown effect {effect}")
 
     def _was_announced(self, op: str) -> None:
         """No effect without its record before it."""

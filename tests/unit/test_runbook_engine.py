@@ -102,13 +102,32 @@ def test_out_of_band_holds_the_run_and_a_person_may_accept_it() -> None:
 
 
 def test_release_of_a_dead_node_does_not_hold_the_run() -> None:
-    world = World(PLAN, {"r1.release.0": "silent", "r1.end.1": "silent"})
-    world.released = False
-    world.script["r1.release.0"] = "lost"
+    world = World(PLAN, {"r1.release.0": "lost", "r1.end.1": "silent"})
     world.drive(START)
     assert world.progress().state == "done"
     notes = [data["text"] for kind, data in world.journal if kind == "step" and data["state"] == "done"]
     assert "silent" in notes
+
+
+def test_a_release_that_fails_is_tried_again_under_a_new_id_and_then_left() -> None:
+    world = World(PLAN, {"r1.release.0": "refuse"})
+    world.drive(START)
+    assert (world.progress().state, world.progress().code) == ("held", "busy")
+    world.drive(Started("ann", accept=True))
+    assert "r1.release.again1.0" in world.effects
+    world = World(PLAN, {"r1.release.0": "refuse", "r1.release.again1.0": "refuse"})
+    world.drive(START)
+    world.drive(Started("ann", accept=True))
+    assert world.progress().state == "done"
+    assert world.progress().text == "release: left as it is: refused"
+
+
+def test_a_spare_that_warmed_up_with_other_numerics_turns_the_run_back() -> None:
+    world = World(PLAN, facts={"threads": "2"})
+    world.drive(START)
+    found = world.progress()
+    assert (found.state, found.failed, found.code) == ("aborted", "specialise", "not-possible")
+    assert "rank 1 fact threads: was 1, is 2" in found.text
 
 
 def test_what_cannot_be_undone_is_held_then_failed_with_what_is_left() -> None:

@@ -1,0 +1,214 @@
+"""Everything that a swap is refused for, with the words that a person reads."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from runbook_world import NOW, fleet, launch, plan_for, rank, report, spare
+
+from gridagent.wire import Blocker, SessionReport
+from gridctl.errors import Refused
+from gridctl.model.fleet import Node
+from gridctl.model.plans import Gate, Plan, Request
+from gridctl.model.policy import Policy
+from gridctl.model.refusals import MEANINGS
+from gridctl.model.runs import Run
+from gridctl.runbook import gates
+from gridctl.runbook.hot_swap import build
+from gridctl.runbook.selection import select
+
+GPU2: dict[str, Any] = {"ranks": [rank(1, gpus=[0]), rank(2, session="s2", gpus=[1])]}
+
+
+def refused(nodes: dict[str, Node], policy: Policy | None = None, **request: Any) -> Refused:
+    with pytest.raises(Refused) as caught:
+        plan_for(nodes, policy, **request)
+    assert caught.value.code in MEANINGS
+    return caught.value
+
+
+def blind(nodes: dict[str, Node], name: str) -> dict[str, Node]:
+    return {**nodes, name: msgspec.structs.replace(nodes[name], reachable=False, error="timed out")}
+
+
+def skewed(nodes: dict[str, Node], name: str, skew_s: float) -> dict[str, Node]:
+    return {**nodes, name: msgspec.structs.replace(nodes[name], skew_s=skew_s)}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "policy", "code", "words"),
+    [
+        (fleet(n4={"spares": []}), {}, "no-spare", "no spare is parked in the fleet: run `gridagent park`"),
+        (fleet(n4={"spares": [spare(state="warm")]}), {}, "no-spare", "no spare is parked"),
+        (fleet(n4={"quarantined": True}), {}, "spare-quarantined", "n4 is quarantined"),
+        (fleet(n4={"cordoned": True, "cordon_owner": "slurm"}), {}, "spare-quarantined", "cordoned by slurm"),
+        (fleet(n4={"spares": [spare(gpus=[0])]}), {}, "spare-size", "has 1 GPUs, the rank uses 0"),
+        (fleet(n4={"gpu_model": "H200"}), {}, "spare-size", "n4 has GPUs of model H200, n2 of unknown"),
+        (fleet(n4={"driver": "560"}), {}, "spare-driver", "n4 runs driver 560, n2 555"),
+        (
+            fleet(n4={"rack": "r9"}),
+            {"require_same_rack": True},
+            "spare-rack",
+            "n4 stands in rack r9, n2 in r1",
+        ),
+        (fleet(n4={"serial": "SN2"}), {}, "same-host", "both say chassis serial SN2"),
+        (fleet(n4={"frozen": ["fleet"]}), {}, "frozen", "the fleet is frozen on n4"),
+        (fleet(n1={"frozen": ["lm"]}), {}, "frozen", "job lm is frozen on n1"),
+        (fleet(n4={"wire": 99}), {}, "version-skew", "speaks version 99 of the messages, this controller 1"),
+        (fleet(), {"require_attestation": True}, "not-attested", "n2 is not_attested"),
+        (blind(fleet(), "n2"), {}, "node-unreachable", "unknown, which is not the same as failed"),
+        (blind(fleet(), "n1"), {}, "node-unreachable", "rank 0 of lm is on n1, which does not answer"),
+        (
+            skewed(fleet(), "n3", -61.0),
+            {},
+            "clock-skew",
+            "the clock of n3 is -61.0 s off, the policy allows 5 s",
+        ),
+        (fleet(n3={"ranks": []}), {}, "node-unreachable", "nobody reports rank 2 of lm"),
+        (fleet(n3={"ranks": [rank(2, connected=False)]}), {}, "rank-silent", "rank 2 of lm on n3 is lost"),
+        (fleet(n2={"ranks": []}), {}, "nothing-to-move", "no live rank runs on n2"),
+        (fleet(n2={"ranks": [rank(1, state="finished")]}), {}, "nothing-to-move", "no live rank runs on n2"),
+    ],
+)
+def test_a_plan_is_refused(nodes: dict[str, Node], policy: dict[str, Any], code: str, words: str) -> None:
+    found = refused(nodes, Policy(**policy))
+    assert (found.code, words in found.text) == (code, True), found.text
+    assert not found.blockers or any(b.fatal for b in found.blockers)
+
+
+def test_a_blind_spare_is_not_called_missing() -> None:
+    found = refused(blind(fleet(), "n4"))
+    assert found.code == "no-spare"
+    assert "n4 could not be asked" in found.text
+
+
+def test_all_ranks_on_the_node_leave_no_survivor() -> None:
+    ranks = [rank(0), rank(1), rank(2)]
+    found = refused(fleet(n1={"ranks": []}, n2={"ranks": ranks}, n3={"ranks": []}))
+    assert found.code == "no-survivor"
+    assert "at least one must stay to arbitrate" in found.text
+
+
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
+    assert "it has n1, n2, n3, n4" in refused(fleet(), node="n9").text
+    assert refused(fleet(), to="n9").code == "unknown-node"
+    assert refused(fleet(), job="x").code == "unknown-job"
+    both = fleet(n2={"ranks": [rank(1), rank(0, job="other", world_size=1, session="o")]})
+    assert "--job lm or other" in refused(both).text
+
+
+def test_a_spare_that_was_asked_for_by_name_is_not_replaced_by_another_one() -> None:
+    nodes = fleet(n4={"spares": [spare()]}, n3={"ranks": [rank(2)], "spares": []})
+    assert refused(nodes, to="n3").code == "no-spare"
+
+
+def test_two_ranks_need_two_spares() -> None:
+    nodes = fleet(n2={"ranks": [rank(1), rank(2)]}, n3={"ranks": []})
+    assert "2 ranks would move, but only 1 usable" in refused(nodes).text
+    nodes = fleet(n2={"ranks": [rank(1), rank(2)]}, n3={"ranks": []}, n4={"spares": [spare("a"), spare("b")]})
+    plan = plan_for(nodes)
+    assert [(m.rank, m.target.session) for m in plan.moves] == [(1, "a"), (2, "b")]
+
+
+def test_a_device_moves_alone_and_its_node_is_not_cordoned() -> None:
+    nodes = fleet(n2=GPU2, n3={"ranks": []}, n4={"spares": [spare(gpus=[4])]})
+    plan = plan_for(nodes, devices=["gpu:1"])
+    assert [(m.rank, m.gpus) for m in plan.moves] == [(2, [1])]
+    assert "cordon" not in [step.name for step in plan.steps]
+    assert plan.chair.node == "n1"
+    assert refused(nodes, devices=["gpu:7"]).code == "nothing-to-move"
+
+
+def test_what_makes_it_impossible_or_not_bit_identical_is_said_with_all_of_it() -> None:
+    unregistered = Blocker(code="unregistered-tensor", text="ema is not registered", fatal=True)
+    with pytest.raises(Refused) as caught:
+        built(report(1, blockers=[unregistered]))
+    assert (caught.value.code, caught.value.text) == ("unregistered-tensor", "ema is not registered")
+    facts = {"threads": "4", "cpu": "avx512", "torch": "2.13.0"}
+    nodes = fleet(n4={"spares": [spare(facts=facts)], "driver": "560"})
+    plan = built(report(1), nodes, Policy(require_same_driver=False))
+    assert not plan.bit_identical
+    assert {b.code for b in plan.blockers} == {"cpu-differs", "driver-differs"}
+    assert any("rank 1 has avx2, the spare on n4 has avx512" in b.text for b in plan.blockers)
+
+
+def built(said: SessionReport, nodes: dict[str, Node] | None = None, policy: Policy | None = None) -> Plan:
+    nodes, policy = nodes or fleet(), policy or Policy()
+    chosen = select(Request(node="n2"), nodes, policy)
+    return build(chosen, [said], [launch(1)], nodes, policy, ids=("p", "h", "i"), now_unix_s=NOW)
+
+
+def test_the_cost_is_said_before_anybody_confirms() -> None:
+    cost = plan_for(fleet()).cost
+    assert (cost.steps_lost, cost.state_bytes) == (0, 60_000_000)
+    assert "estimate without a measurement" in cost.basis
+    nodes, policy = fleet(), Policy()
+    chosen = select(Request(node="n2"), nodes, policy)
+    ids = ("p", "h", "i")
+    rates = [(100_000_000, 200.0), (50_000_000, 50.0)]
+    plan = build(chosen, [report(1)], [launch(1)], nodes, policy, ids=ids, now_unix_s=NOW, rates=rates)
+    assert plan.cost.pause_s == pytest.approx(0.12)
+    assert "2 earlier cuts here" in plan.cost.basis
+
+
+# --------------------------------------------------------------------------------------------------
+# Gates
+
+
+PLAN = plan_for(fleet())
+GATE = Gate(digest=PLAN.digest, who="ann", reason="ecc errors", typed="n2")
+
+
+def code(call: Any) -> str:
+    with pytest.raises(Refused) as caught:
+        call()
+    assert caught.value.code in MEANINGS
+    return caught.value.code
+
+
+def test_the_gate_wants_this_plan_a_name_and_a_reason() -> None:
+    gates.check_gate(PLAN, GATE)
+    gates.check_gate(PLAN, Gate(digest=PLAN.digest, who="ann", reason="r", yes=True))
+    for wrong, expected in (
+        ({"digest": "0" * 64}, "wrong-digest"),
+        ({"reason": " "}, "not-confirmed"),
+        ({"typed": "n1"}, "not-confirmed"),
+        ({"typed": "", "yes": True, "reason": ""}, "not-confirmed"),
+    ):
+        assert (
+            code(lambda wrong=wrong: gates.check_gate(PLAN, msgspec.structs.replace(GATE, **wrong)))
+            == expected
+        )
+    changed = msgspec.structs.replace(PLAN, node="n3")
+    assert code(lambda: gates.check_gate(changed, GATE)) == "wrong-digest"
+
+
+def test_an_old_plan_and_one_whose_ground_has_shifted_are_refused() -> None:
+    gates.check_fresh(PLAN, NOW + 299, fleet())
+    assert code(lambda: gates.check_fresh(PLAN, NOW + 300, fleet())) == "expired-plan"
+    for changes, words in (
+        ({"n2": {"ranks": [rank(1, epoch=1)]}}, "source of rank 1: was session s1 of lm, epoch 0"),
+        ({"n4": {"spares": [spare(state="taken")]}}, "target of rank 1: was session spare, parked"),
+        ({"n4": {"spares": []}}, "is gone"),
+        ({"n1": {"ranks": [rank(0)], "boot_id": "other"}}, "node n1"),
+        (
+            {"n2": {"ranks": [rank(1)], "cordoned": True, "cordon_owner": "slurm"}},
+            "cordon of n2: was no, is slurm",
+        ),
+        ({"n4": {"spares": [spare()], "quarantined": True}}, "quarantine of n4"),
+    ):
+        with pytest.raises(Refused) as caught:
+            gates.check_fresh(PLAN, NOW + 1, fleet(**changes))
+        assert caught.value.code == "stale-plan"
+        assert words in caught.value.text
+    assert code(lambda: gates.check_fresh(PLAN, NOW, blind(fleet(), "n1"))) == "stale-plan"
+    gates.check_fresh(PLAN, NOW, fleet(n1={"ranks": [rank(0, step=99)]}))
+
+
+def test_a_second_run_on_the_same_node_or_job_is_refused() -> None:
+    run = Run(id="r0", plan="p0", incident="i0", node="n2", job="other", who="bob", state="held")
+    assert code(lambda: gates.check_alone("n2", "lm", [run])) == "busy"
+    job = msgspec.structs.replace(run, node="n9", job="lm", state="interrupted")
+    assert code(lambda: gates.check_alone("n2", "lm", [job])) == "busy"
+    over = msgspec.structs.replace(run, state="aborted")
+    gates.check_alone("n2", "lm", [over, msgspec.structs.replace(run, node="n9")])
