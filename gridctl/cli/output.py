@@ -125,11 +125,13 @@ def table(columns: Sequence[Column], items: Sequence[Any], *, width: int | None,
 
 
 def flat(value: Any) -> Any:
-    """A value as one cell: a list is separated by blanks, nothing is empty."""
+    """A value as one cell: a list is separated by blanks, a table is JSON, nothing is empty."""
     if value is None:
         return ""
     if isinstance(value, list | tuple):
         return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return as_json(value, indent=None).strip()
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value

@@ -1,5 +1,6 @@
 """`gridctl swap`: a node leaves its job; first as a plan, then for real."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -23,8 +24,8 @@ MOVES = (
 STEPS = (
     Column("step", lambda s: s.name),
     Column("calls", lambda s: len(s.calls)),
-    Column("undone_by", lambda s: [call.kind for call in s.inverse]),
-    Column("deadline_s", lambda s: s.deadline_s),
+    Column("undone_by", lambda s: sorted({call.kind for call in s.inverse})),
+    Column("deadline_s", lambda s: s.deadline_s, duration),
     Column("text", lambda s: s.text),
 )
 BLOCKERS = (Column("code", lambda b: b.code), Column("text", lambda b: b.text))
@@ -115,7 +116,7 @@ def apply(
         calls = console.controller.dry_run(found.id)
         present(listing(calls, CALLS, "this plan makes no calls"), output)
         return
-    if not yes:
+    if not yes and sys.stdin.isatty():
         tell(plan_page(found))
     agreed = consent(found.node, yes=yes, reason=reason)
     run = console.controller.apply(found.id, gate(agreed, found.digest))

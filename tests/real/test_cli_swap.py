@@ -1,0 +1,54 @@
+"""A whole hand-over from the command line, as a person on a terminal and as a script go through it."""
+
+import csv
+import io
+import json
+
+from command_line import OnTerminal, data, gridctl
+from swap_fleet import parked, swap_fleet, training
+
+from gridctl.cli.exits import Exit
+
+
+def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
+    with swap_fleet() as fleet:
+        fleet.nodes("n1", "n2", "n3", "n4")
+        root = fleet.root
+        client = fleet.controller()
+        fleet.train("n1", "n2", "n3")
+        fleet.park("n4")
+        training(client)
+        parked(client)
+
+        plan = data(root, "swap", "plan", "n2", "--to", "n4")
+        assert [move["target"]["node"] for move in plan["moves"]] == ["n4"]
+        rows = csv.DictReader(
+            io.StringIO(gridctl(root, "swap", "apply", plan["id"], "--dry-run", "-o", "csv").stdout)
+        )
+        calls = [(row["step"], row["when"], row["kind"]) for row in rows]
+        assert ("cut", "do", "handover.cut") in calls
+        assert ("cordon", "undo", "node.uncordon") in calls
+        assert data(root, "run", "list") == [], "a dry run starts nothing"
+        gridctl(root, "swap", "apply", plan["id"], expect=Exit.REFUSED)
+
+        person = OnTerminal(root, "swap", "apply", plan["id"], COLUMNS="160")
+        person.sees("Ranks that move")
+        person.sees("name: ")
+        person.types("n2")
+        person.sees("reason: ")
+        person.types("corrected errors climb")
+        person.sees("cut: done")
+        assert person.ends() == Exit.OK, person.screen
+
+        (run,) = data(root, "run", "list")
+        assert (run["state"], run["node"]) == ("done", "n2")
+        attached = json.loads(gridctl(root, "run", "attach", run["id"], "-o", "json").stdout)
+        assert [step["state"] for step in attached["steps"]] == ["done"] * len(attached["steps"])
+        incident = data(root, "incident", "show", run["incident"])
+        assert (incident["state"], incident["runs"]) == ("closed", [run["id"]])
+        assert any("corrected errors climb" in moment["what"] for moment in incident["timeline"])
+        for again in (["swap", "apply", plan["id"]], ["run", "rollback", run["id"]]):
+            gridctl(root, *again, "--yes", "--reason", "a second time", expect=Exit.REFUSED)
+        assert data(root, "jobs")[0]["epoch"] == 1
+        client.stop()
+        assert data(root, "journal", "verify")["ok"] is True
