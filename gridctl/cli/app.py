@@ -63,9 +63,13 @@ def invoke() -> NoReturn:
     try:
         root(prog_name="gridctl")
     except GridctlError as error:
-        say(f"gridctl: {error}")
+        for line in f"gridctl: {error}".splitlines():
+            say(line)
         if isinstance(error, Refused):
             for blocker in error.blockers:
                 say(f"  {blocker.code}: {blocker.text}")
         sys.exit(code_for(error))
+    except OSError as error:
+        say(f"gridctl: {error}")
+        sys.exit(Exit.ERROR)
     sys.exit(Exit.OK)

@@ -89,6 +89,8 @@ def _page(report: dict[str, Any]) -> Page:
     pause, steps = report["pause"], report["steps"]
     parts = ", ".join(f"{name} {ms:.0f} ms" for name, ms in pause["parts_ms"].items())
     facts = [
+        ("hand-over", report["outcome"]),
+        *(("found", line) for line in report["found"]),
         ("losses and state", "bit-identical" if _identical(report) else "NOT identical"),
         ("steps", f"{steps['lost']} lost, {steps['repeated']} repeated"),
         ("longest pause", duration(pause["worst_excess_ms"] / 1000)),

@@ -1,0 +1,69 @@
+"""Making a fleet and adding nodes from the command line, where no keyring runs."""
+
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import OnTerminal, data, gridctl
+
+from gridagent.enrolment import JoinToken
+from gridctl.cli.exits import Exit
+
+PASSPHRASE = "correct horse battery"
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An operator's home in a session without any keyring service."""
+    folder = Path(tempfile.mkdtemp(prefix="g"))
+    monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "no-bus-here"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def make_fleet(home: Path) -> None:
+    person = OnTerminal(home, "init", "rome")
+    for _ in range(2):
+        person.sees("(?i)passphrase[^\n]*: $")
+        person.screen = ""
+        person.types(PASSPHRASE)
+    assert person.ends() == Exit.OK, person.screen
+    assert PASSPHRASE not in person.screen
+
+
+def test_without_keyring_and_terminal_no_fleet_is_made(home: Path) -> None:
+    done = gridctl(home, "init", "rome", expect=Exit.ERROR)
+    assert "passphrase" in done.stderr
+    assert list(home.iterdir()) == []
+
+
+def test_a_person_makes_a_fleet_and_adds_nodes(home: Path) -> None:
+    make_fleet(home)
+    assert tomllib.loads((home / "fleet.toml").read_text()) == {"fleet": {"name": "rome"}}
+    assert (home / "trust/root.key.enc").is_file()
+    gridctl(home, "init", "rome", expect=Exit.ERROR)
+
+    where = ["--address", "127.0.0.9:7001", "--rack", 'r"1', "--controller", "https://127.0.0.1:7000"]
+    first = gridctl(home, "enroll", "n1", *where).stdout.strip()
+    second = data(home, "enroll", "n1", *where)
+    token = JoinToken.decode(first)
+    assert (token.node, token.listen, token.url) == ("n1", "127.0.0.9:7001", "https://127.0.0.1:7000")
+    assert second["token"] != first, "every token is a new one"
+    nodes = tomllib.loads((home / "fleet.toml").read_text())["node"]
+    assert nodes == [{"name": "n1", "url": "https://127.0.0.9:7001", "rack": 'r"1'}]
+
+    gridctl(home, "enroll", "no/such name", *where, expect=Exit.ERROR)
+    assert len(tomllib.loads((home / "fleet.toml").read_text())["node"]) == 1
+    states = {check["what"]: check["state"] for check in data(home, "doctor")}
+    assert states == {"home": "ok", "trust": "ok", "journal": "warn", "controller": "unknown"}
+
+
+def test_the_doctor_ends_with_7_where_something_must_be_put_right(home: Path) -> None:
+    make_fleet(home)
+    (home / "trust/operator.key").chmod(0o644)
+    done = gridctl(home, "doctor", expect=Exit.NOT_VERIFIED)
+    assert "chmod 600" in done.stdout
