@@ -122,7 +122,7 @@ class Agent:
     """One `gridagent serve` process and its home."""
 
     def __init__(self, fleet: "Fleet", name: str, address: str, config: str) -> None:
-        self.fleet, self.name = fleet, name
+        self.fleet, self.name, self.address = fleet, name, address
         self.home = fleet.root / name
         self.trust = self.home / "trust"
         fleet.authority.write_identity(self.trust, "node", name, [address])

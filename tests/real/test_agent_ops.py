@@ -117,6 +117,7 @@ def test_while_frozen_only_the_way_back_is_open(world: Fleet, agent: Agent) -> N
     assert client.op("node.cordon", {"reason": "another scope"}).state == "done"
     client.post("/v1/freeze", {"scope": "fleet", "frozen": True, "who": "ann", "reason": "storm"})
     assert refusal(lambda: client.op("node.uncordon")) == "frozen"
+    assert client.op("job.describe", session, holder="nobody", fence=0).state == "done"
     abort = {**session, "handover": "h1", "reason": "freeze"}
     assert client.op("handover.abort", abort).state == "done"
     assert client.op("handover.retire", {**session, "reason": "freeze"}).state == "done"

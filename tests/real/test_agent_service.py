@@ -1,13 +1,20 @@
 """The agent as its callers see it: real processes, real TLS, a real session on the Unix socket."""
 
+import json
+import shutil
 import signal
 import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from agents import DEADLINE_S, Agent, Client, Fleet, Refused, fleet, wait_for
+from trust_parties import Loop, connected, forge
+
+from gridagent import __version__, identity
+from gridctl.trust.join_server import serve_join
 
 
 @pytest.fixture
@@ -54,8 +61,7 @@ def test_sigterm_ends_it_cleanly_and_a_killed_one_starts_again(world: Fleet, age
 
 
 def test_only_one_agent_serves_a_home(world: Fleet, agent: Agent) -> None:
-    command = [sys.executable, "-m", "gridagent", "serve", "--home", str(agent.home)]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    second = run("serve", "--home", str(agent.home))
     assert second.returncode == 1
     assert "another agent serves" in second.stderr
     assert agent.client().status().node == "n1"
@@ -84,3 +90,67 @@ def test_only_an_operator_may_act(world: Fleet, agent: Agent, who: str) -> None:
         with pytest.raises(Refused, match="forbidden"):
             call()
     assert not agent.client().status().cordoned
+
+
+def test_it_renews_its_certificate_before_it_ends(world: Fleet) -> None:
+    loop = Loop()
+    try:
+        url, stop = loop.run(serve_join(world.authority, "127.0.0.1", 0))
+        agent = world.agent()
+        shutil.rmtree(agent.trust)
+        forge(
+            agent.trust,
+            world.authority,
+            "gridctl://testfleet/node/n1",
+            file_name="node",
+            addresses=[agent.address],
+            role="node",
+            made_days_ago=25.0,
+        )
+        (agent.trust / "controller.url").write_text(url)
+        before = identity.own_identity(agent.trust)
+        agent.start()
+        wait_for(
+            "it is renewed", lambda: agent.client().status().cert_not_after_unix_s > before.not_after_unix_s
+        )
+
+        def shown() -> bool:
+            with connected(agent.client().context, agent.client().port, agent.address) as connection:
+                return identity.peer_of(connection.sock, world.trust_of("operator")).serial != before.serial
+
+        wait_for("new connections see it", shown)
+        loop.run(stop())
+    finally:
+        loop.close()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gridagent", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def test_the_command_line_says_what_is_wrong(world: Fleet, agent: Agent, tmp_path: Path) -> None:
+    status = run("status", "--home", str(agent.home))
+    assert json.loads(status.stdout)["node"] == "n1"
+    assert run("version").stdout.strip() == __version__
+    assert run().returncode == 2
+    for arguments, words in (
+        (("serve", "--home", str(tmp_path)), "agent.toml is missing"),
+        (("status", "--home", str(tmp_path)), "is it running?"),
+        (("park", "--home", str(tmp_path)), "agent.toml is missing"),
+        (("exec", "--home", str(tmp_path), "--job", "j", "--", "true"), "agent.toml is missing"),
+    ):
+        done = run(*arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_home_of_another_node_is_not_served(world: Fleet) -> None:
+    agent = world.agent()
+    config = agent.home / "agent.toml"
+    config.write_text(config.read_text().replace('"n1"', '"n2"'))
+    done = run("serve", "--home", str(agent.home))
+    assert done.returncode == 1
+    assert "n2" in done.stderr
+    assert "node n1" in done.stderr

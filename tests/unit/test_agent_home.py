@@ -1,7 +1,9 @@
 """agent.toml, launches, sources and the metrics page: clear words, and nothing kept by mistake."""
 
+import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,16 +127,26 @@ def test_a_wrong_source_says_what_is_wrong(tmp_path: Path, text: str, words: str
 
 def test_the_metrics_page_in_both_formats() -> None:
     rank = RankStatus(
-        job='j"\\\n', rank=0, world_size=1, session="s", pid=1, epoch=0, step=9, connected=True, loss=0.5
+        job='j"\\\n', rank=0, world_size=1, session="s", pid=1, epoch=0, step=9, connected=True, loss=math.inf
     )
+    lost = msgspec.structs.replace(rank, connected=False, step=3)
     status = NodeStatus(
-        node="n1", url="", serial="", boot_id="b", version="v", now_unix_s=0.0, stream_seq=3, ranks=[rank]
+        node="n1",
+        url="",
+        serial="",
+        boot_id="b",
+        version="v",
+        now_unix_s=0.0,
+        stream_seq=3,
+        ranks=[rank, lost],
     )
     samples = Samples()
     samples.take({"device": "gpu:0", "v": {"temp_c": 60, "ecc_sbe_total": 2, "power_w": None, "Bad name": 1}})
     samples.take({"device": 7, "v": {}})
     samples.take({"v": "x"})
     plain = render(status, samples, openmetrics=False)
+    assert plain.count("gridagent_rank_step{") == 1
+    assert 'gridagent_rank_loss{job="j\\"\\\\\\n",rank="0"} +Inf\n' in plain
     assert "# TYPE gridagent_gpu_ecc_sbe_total counter\ngridagent_gpu_ecc_sbe_total" in plain
     assert 'gridagent_rank_step{job="j\\"\\\\\\n",rank="0"} 9.0\n' in plain
     assert "Bad" not in plain

@@ -1,5 +1,6 @@
 """The text that a Prometheus server scrapes: OpenMetrics where it asks for that, else its own format."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -48,17 +49,17 @@ class Family:
 
     def __init__(self, name: str, kind: str, text: str) -> None:
         self.name, self.kind, self.text = name, kind, text
-        self.points: list[tuple[dict[str, str], float]] = []
+        self.points: dict[str, float] = {}  #: labels as text -> value: no series may come twice
 
     def add(self, value: float, **labels: str) -> None:
-        """Adds one value."""
-        self.points.append((labels, value))
+        """Sets one value."""
+        self.points[_labels(labels)] = value
 
     def lines(self, *, openmetrics: bool) -> list[str]:
         """The family as text. OpenMetrics names a counter's family without `_total`."""
         title = self.name.removesuffix("_total") if openmetrics and self.kind == "counter" else self.name
         head = [f"# HELP {title} {self.text}", f"# TYPE {title} {self.kind}"]
-        return head + [f"{self.name}{_labels(labels)} {value!r}" for labels, value in self.points]
+        return head + [f"{self.name}{labels} {_number(value)}" for labels, value in self.points.items()]
 
 
 def render(status: NodeStatus, samples: Samples, *, openmetrics: bool) -> str:
@@ -90,7 +91,7 @@ def _of_ranks(status: NodeStatus) -> list[Family]:
     loss = Family("gridagent_rank_loss", "gauge", "Loss of the newest step that reported one.")
     pace = Family("gridagent_rank_step_duration_seconds", "gauge", "Median time of the last steps.")
     up = Family("gridagent_rank_connected", "gauge", "1 while the rank's process is connected to the agent.")
-    for rank in status.ranks:
+    for rank in sorted(status.ranks, key=lambda rank: rank.connected):  # the live one has the last word
         labels = {"job": rank.job, "rank": str(rank.rank)}
         step.add(float(rank.step), **labels)
         epoch.add(float(rank.epoch), **labels)
@@ -105,6 +106,10 @@ def _labels(labels: Mapping[str, str]) -> str:
     if not labels:
         return ""
     return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else "NaN" if math.isnan(value) else f"{value:+}".title()
 
 
 def _escaped(value: str) -> str:
