@@ -34,6 +34,23 @@ Made by `python -m gridctl.cli.docs`; do not edit.
 |---|---|
 | `GRIDCTL_HOME` | one folder for everything; else `gridctl` below `$XDG_CONFIG_HOME` and `$XDG_STATE_HOME` |
 | `GRIDCTL_READ_ONLY` | refuse whatever would change something |
+| `GRIDCTL_DEMO` | set by `gridctl demo` for what it starts, so that it finds and ends all of it |
+| `GRIDAGENT_HOME` | the agent's home, in place of `--home` |
+| `GRIDAGENT_CUDA_INNER` | `gloo`: CUDA tensors go through gloo, not nccl |
+| `GRIDAGENT_DAMAGE` | a drill: a training process spoils what it hands over; never set it in production |
+
+## gridagent
+
+The program of the nodes; `gridagent COMMAND --help` tells its options.
+
+| command | meaning |
+|---|---|
+| `gridagent join TOKEN` | enrol this node with what `gridctl enroll` printed |
+| `gridagent serve` | serve this node until SIGTERM |
+| `gridagent exec --job J -- PROGRAM ARGS` | register a rank with the agent, then become it |
+| `gridagent park` | wait as a warm spare until a rank is given to this process |
+| `gridagent status` | what the agent says of itself |
+| `gridagent version` | its version |
 
 ## Exit codes
 

@@ -1,6 +1,7 @@
 """The command tree: documented, with help, refused where it must be, in every documented way."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,16 @@ def test_every_expected_command_is_there() -> None:
 
 def test_the_document_is_current() -> None:
     assert (ROOT / "docs/cli.md").read_text(encoding="utf-8") == document(), "run: python -m gridctl.cli.docs"
+
+
+def test_the_document_names_every_command_of_the_agent() -> None:
+    text = subprocess.run(
+        [sys.executable, "-m", "gridagent", "--help"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    commands = re.findall(r"^ {4}(\w+) {2,}\S", text, re.MULTILINE)
+    assert "serve" in commands
+    missing = [name for name in commands if f"`gridagent {name}" not in document()]
+    assert missing == []
 
 
 @pytest.mark.parametrize("path", COMMANDS)
