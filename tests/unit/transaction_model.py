@@ -19,8 +19,19 @@ the records: `fold_records` over the file must agree with what the processes did
 Faults are explored in layers, fewest first: a world that was seen with fewer faults, or with no excuse
 for a death, is not explored again, because everything that can follow has been covered. A machine whose
 phase is final takes no event (checked for every machine met), so what is under way to it is dropped.
-Texts (reasons, findings) do not take part in a world's identity: no decision depends on them but on
-whether there is one.
+Texts (reasons, findings) take no part in a world's identity: no decision depends on them but on whether
+there is one. Neither does what a machine will not read again in its phase (`READ_BEFORE`).
+
+Lean exploration (all but `--full`) also leaves out orders that cannot matter:
+
+* The chair and the member in its process hear each other at once, as the driver does it.
+* A member that may stop at S does so at once: before it heard Go it answers a deadline, a loss, a refusal
+  and an Abort at S exactly as it does on the way there.
+* A machine in its final phase begins step S at once if it may: that only makes the checks stricter.
+* When the chair is final or dead, the members move one after the other: no message connects them any more,
+  the records stay as they are, and every check but the last looks at one member and the records.
+
+`--full` makes all these moves in all orders; a test compares the two where both are feasible.
 """
 
 import argparse
@@ -30,8 +41,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from transaction_moves import check, ending, fault_moves, free_moves, patient_moves
+from transaction_moves import Ending, check, ending, fault_moves, free_moves, patient_moves
 from transaction_world import Model, Violation, World
+
+from gridagent.train.transaction import Chair, Member
+from gridagent.train.transaction_events import Phase
 
 
 @dataclass
@@ -40,7 +54,7 @@ class Found:
 
     states: int
     transitions: int
-    endings: Counter[str]
+    endings: Counter[Ending]
 
 
 class Explorer:
@@ -50,7 +64,7 @@ class Explorer:
         self.model = model
         self.came_from: dict[World, World | None] = {}
         self.transitions = 0
-        self.endings: Counter[str] = Counter()
+        self.endings: Counter[Ending] = Counter()
 
     def explore(self, faults: int) -> Found:
         """Raises Violation, with the way there, as soon as a rule is broken or a path does not end."""
@@ -61,7 +75,18 @@ class Explorer:
                 if not self._seen(world):
                     self._walk(world, parent, following if left else None)
             layer = following
+        self._check_final_machines()
         return Found(len(self.came_from), self.transitions, self.endings)
+
+    def _check_final_machines(self) -> None:
+        machines = self.model.machines.values
+        for base in (Chair, Member):
+            events = {event for mid, event in self.model.effects if isinstance(machines[mid], base)}
+            for machine in [m for m in machines if isinstance(m, base) and m.phase >= Phase.RUNNING]:
+                before = vars(machine).copy()
+                for event in events:
+                    if machine.on(event, 0.0) or vars(machine) != before:
+                        raise Violation(f"{machine.phase.name} is final, yet a machine took {event}")
 
     def _seen(self, world: World) -> bool:
         return world in self.came_from or (bool(world[2]) and (*world[:2], 0, *world[3:]) in self.came_from)
@@ -146,7 +171,7 @@ def main() -> None:
     print(
         f"{given.survivors} survivors, {given.pairs} moves, up to {given.faults} faults:"
         f" {found.states} worlds, {found.transitions} transitions in {time.monotonic() - began:.0f} s;"
-        f" paths end in {dict(found.endings)}"
+        f" paths end in {dict(Counter(outcome for outcome, _ in found.endings.elements()))}"
     )
 
 

@@ -26,6 +26,8 @@ from gridagent.train.transaction import Member
 from gridagent.train.transaction_events import Phase
 from gridagent.train.transaction_messages import TARGET, Entry
 
+Ending = tuple[str, tuple[str, ...]]  # what the records say, then the phase of the chair and of every member
+
 
 def free_moves(model: Model, world: World) -> Iterator[Step]:
     """Everything that may happen next and is nobody's fault."""
@@ -191,7 +193,7 @@ def check(model: Model, world: World) -> None:
         raise Violation(f"two processes may train one rank: {owned}")
 
 
-def ending(model: Model, world: World) -> str:
+def ending(model: Model, world: World) -> Ending:
     """Where a path ended: nothing can happen any more, so every living machine must be through."""
     report = model.fold(world[1])
     members = {2: model.old, 1: model.new, 0: model.old}.get(report.epoch, [])
@@ -206,4 +208,6 @@ def ending(model: Model, world: World) -> str:
     late = [model.parties[i].id for i in members if not processes[i][4] & BEGUN]
     if late and all(processes[i][0] != DEAD for i in members):
         raise Violation(f"all members of epoch {report.epoch} live, but {late} never begin S")
-    return report.outcome
+    mids = [world[0], *(process[0] for process in processes)]
+    phases = ["DEAD" if mid == DEAD else model.machines.values[mid].phase.name for mid in mids]
+    return report.outcome, tuple(phases)

@@ -188,15 +188,17 @@ class Step:
         self.label = label
         self.chair, self.disk, self.excused, self.stale = world[:4]
         self.ids = list(world[4:])
+        self.touched: set[int] = set()
 
     def world(self) -> World:
         """The world after this step."""
         model = self.model
-        if model.lean:
-            while any(self._settle(i) for i in range(len(self.ids))):
-                pass
+        while model.lean and any(self._settle(i) for i in tuple(self.touched)):
+            pass  # until nobody has such a move left
         deaf = self.chair == DEAD or model.final[self.chair]
-        return (self.chair, self.disk, self.excused, self.stale, *[model.trim(n, deaf) for n in self.ids])
+        for i in range(len(self.ids)) if deaf else self.touched:
+            self.ids[i] = model.trim(self.ids[i], deaf)
+        return (self.chair, self.disk, self.excused, self.stale, *self.ids)
 
     def _settle(self, i: int) -> bool:
         """Makes one move of process `i` that lean exploration makes at once."""
@@ -259,6 +261,7 @@ class Step:
 
     def put(self, i: int, process: Process) -> None:
         self.ids[i] = self.model.processes.number(process, process)
+        self.touched.add(i)
 
     def to_chair(self, event: Any) -> "Step":
         if self.chair == DEAD:

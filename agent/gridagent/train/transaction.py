@@ -404,8 +404,8 @@ class Member:
     def _late(self) -> list[Effect]:
         if not self._bound():
             return self._leave(f"deadline passed in phase {self.phase.name}")
-        heard = "the chair is gone" if self._alone else "the chair said nothing"
-        why = f"{heard} until the deadline of phase {self.phase.name}"
+        heard = "the channel to the chair is gone" if self._alone else "the chair said nothing"
+        why = f"{heard} and the hard deadline of phase {self.phase.name} passed"
         self._final(Phase.DEAD)
         return [Die(why)]
 
