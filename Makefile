@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 # A real Secret Service on a private bus, for the tests of the CA's key.
-TEST_PACKAGES := gnome-keyring dbus-x11
+TEST_PACKAGES := gnome-keyring dbus
 
 demo: .venv/ready
 	$(BIN)/gridctl demo $(ARGS)
