@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("gridctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gridctl")
 
-#: Files of tests -> the programs that they need and that a fresh machine lacks. CI has them all: there nothing
-#: is left out, a missing program is a failure.
+#: Files of tests -> the programs that they need and a fresh machine lacks. CI has them all: a missing one fails.
 NEEDED = {"test_trust_keyring.py": ("gnome-keyring-daemon", "dbus-daemon", "dbus-send")}
 
 
