@@ -78,6 +78,7 @@ class Session:
         self.role, self.job, self.rank = hello.role, hello.job, hello.rank
         self.world_size, self.epoch, self.step = hello.world_size, hello.epoch, hello.step
         self.facts = hello.facts
+        self.gpus = hello.gpus or self.gpus
         if hello.role == "rank":
             self.state = hello.state or "training"
 

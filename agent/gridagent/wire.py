@@ -41,6 +41,7 @@ class Hello(Message, tag="hello"):
     step: int = 0
     facts: dict[str, str] = {}  #: what decides numerics: torch, threads, CPU flags, GPU, ...
     state: str = ""  #: as in RankStatus or SpareStatus; "": training, or parked
+    gpus: list[int] = []  #: device indices on the node that a spare was given
     wire: int = WIRE_VERSION
 
 

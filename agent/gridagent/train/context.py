@@ -28,7 +28,14 @@ class Context:
         if self.session is not None:
             hello: wire.Hello = self.session.hello()
             return hello
-        return wire.Hello(role="spare", session=self.session_id, pid=os.getpid(), facts=numeric_facts())
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return wire.Hello(
+            role="spare",
+            session=self.session_id,
+            pid=os.getpid(),
+            facts=numeric_facts(),
+            gpus=[int(device) for device in visible.split(",") if device.strip().isdecimal()],
+        )
 
     def connect(self) -> Link | None:
         """The link to this node's agent; None without one."""

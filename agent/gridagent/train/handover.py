@@ -291,7 +291,7 @@ class Driver:
         )  # fmt: skip
         me = Party(order.me.role, order.me.rank)
         self._me = me.id
-        self._damage = Damage(order.damage)
+        self._damage = Damage(order.damage or os.environ.get("GRIDAGENT_DAMAGE", ""))
         self._member = Member(plan, me)
         registry = CONTEXT.registry
         self._groups_made = registry.created

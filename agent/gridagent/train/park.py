@@ -58,7 +58,8 @@ def main() -> int:
 
 def _become(order: wire.Specialise) -> int:
     launch = order.launch
-    os.environ.update(launch.env)
+    # The spare has devices of its own, and its CUDA context exists already.
+    os.environ.update({name: value for name, value in launch.env.items() if name != "CUDA_VISIBLE_DEVICES"})
     os.environ.update(
         RANK=str(launch.rank),
         WORLD_SIZE=str(launch.world_size),

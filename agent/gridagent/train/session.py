@@ -133,14 +133,18 @@ class Session:
         elif self.attention:
             self._at_boundary()
 
-    def close(self) -> None:
-        """Ends the session after the last step; sends the digests of the final state as proof."""
+    def close(self) -> dict[str, str]:
+        """Ends the session after the last step. Returns the digests of the final state, by category.
+
+        They also go to the agent, as the proof of what this run ended with.
+        """
+        proof = digests(self.state.inventory())
         if self._link is not None and self.is_owner:
-            proof = digests(self.state.inventory())
             self._link.close(
                 wire.Farewell(reason="finished", step=self.step, epoch=self.epoch, digests=proof)
             )
         CONTEXT.session = None
+        return proof
 
     # ----------------------------------------------------------------------- the step boundary
 
