@@ -92,7 +92,7 @@ def _run(options: Options, confirm: Callable[[Plan], Gate], fleet: Any, progress
 
 
 def _proposed(client: Any, options: Options, fleet: Any) -> Plan:
-    """The plan that the controller proposed for the incident; for one device, one made for the same incident."""
+    """The plan that the controller proposed; for one device, one made for the same incident."""
     incidents: list[Incident] = []
 
     def seen() -> bool:

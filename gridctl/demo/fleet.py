@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gridctl.demo.errors import DemoError
@@ -59,8 +59,8 @@ class DemoFleet:
             authority.write_identity(folder / "trust", "node", node, [address(node)], 7)
             source = f'sources = ["replay:{recording}?node=n2&start=trigger"]' if node == "n2" else ""
             (folder / "agent.toml").write_text(
-                f'node = "{node}"\nlisten = "{address(node)}:0"\nrack = "r1"\nserial = "DEMO-{node.upper()}"\n'
-                f'gpus = 8\ngpu_model = "none (CPU demo)"\ndriver = "none"\n{source}\n'
+                f'node = "{node}"\nlisten = "{address(node)}:0"\nrack = "r1"\n'
+                f'serial = "DEMO-{node.upper()}"\ngpus = 8\ngpu_model = "none (CPU demo)"\ndriver = "none"\n{source}\n'
             )
 
     def start_agents(self) -> None:
@@ -109,7 +109,7 @@ class DemoFleet:
 
     def _last_step(self, job: str, rank: int) -> int:
         rows = read_log(self.root / job, rank)
-        return int(rows[-1][0]) if rows else -1
+        return int(str(rows[-1][0])) if rows else -1
 
     def stop_job(self, job: str, step: int) -> None:
         """The job ends before `step`, on every rank."""
@@ -122,9 +122,8 @@ class DemoFleet:
     def trigger_fault(self) -> None:
         (self.root / "n2" / "replay.go").touch()
 
-    def wait(self, ready: "object", what: str, timeout_s: float = READY_S, job: str = "") -> None:
+    def wait(self, ready: Callable[[], bool], what: str, timeout_s: float = READY_S, job: str = "") -> None:
         """Waits until `ready()`; raises `DemoError` at the deadline, or if a process failed meanwhile."""
-        assert callable(ready)
         until_s = time.monotonic() + timeout_s
         while not ready():
             for name, child in self._children:

@@ -1,5 +1,7 @@
 """What the demo shows: the swapped run held against the undisturbed one, step by step."""
 
+import hashlib
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -55,8 +57,6 @@ def digests(swap: Path, control: Path, world_size: int) -> dict[str, dict[str, A
 
 
 def _digests(folder: Path, world_size: int) -> dict[str, str]:
-    import hashlib
-
     proofs = [json.loads((folder / f"digests-{rank}.json").read_text()) for rank in range(world_size)]
     return {
         name: hashlib.sha256(" ".join(proof[name] for proof in proofs).encode()).hexdigest()
@@ -74,7 +74,7 @@ def pause(
     worst = before = 0.0
     for rank in range(world_size):
         times = [float(str(row[2])) for row in read_log(swap, rank)]
-        gaps = [(later, later - earlier) for earlier, later in zip(times, times[1:], strict=False)]
+        gaps = [(later, later - earlier) for earlier, later in itertools.pairwise(times)]
         median = statistics.median(gap for _, gap in gaps)
         for end, gap in gaps:
             if window[0] <= end <= window[1]:

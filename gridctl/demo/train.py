@@ -44,7 +44,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm_a(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.drop(self.out(attended.transpose(1, 2).reshape(batch, length, width)))
-        return x + self.drop(self.down(nn.functional.gelu(self.up(self.norm_b(x)))))
+        y: Tensor = x + self.drop(self.down(nn.functional.gelu(self.up(self.norm_b(x)))))
+        return y
 
 
 class ByteModel(nn.Module):
@@ -65,7 +66,8 @@ class ByteModel(nn.Module):
         x = self.embed(tokens) + self.position.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x)) + (self.seen / self.seen.sum()).log()
+        logits: Tensor = self.head(self.norm(x)) + (self.seen / self.seen.sum()).log()
+        return logits
 
 
 class Text:

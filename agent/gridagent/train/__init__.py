@@ -5,6 +5,6 @@ from gridagent.train.group import GroupError, register
 from gridagent.train.session import Session, SessionError
 from gridagent.train.state import StateError
 
-__all__ = ["GroupError", "Session", "SessionError", "StateError"]
+__all__ = ["CONTEXT", "GroupError", "Session", "SessionError", "StateError"]
 
 register(CONTEXT.registry)

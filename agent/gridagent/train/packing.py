@@ -63,8 +63,8 @@ def _to_plain(value: Any, tensors: list[torch.Tensor], path: str) -> Any:
     if numpy is not None and isinstance(value, numpy.generic):
         return ["s", value.dtype.str, value.tobytes()]
     raise PackError(
-        f"{path or 'state'}: {type(value).__name__} cannot be moved. Registered state may hold tensors, numpy "
-        "arrays, bytes, int, float, str, bool, None, and lists, tuples and dicts of these"
+        f"{path or 'state'}: {type(value).__name__} cannot be moved. Registered state may hold tensors, "
+        "numpy arrays, bytes, int, float, str, bool, None, and lists, tuples and dicts of these"
     )
 
 

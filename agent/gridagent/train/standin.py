@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.distributed import Store
 
 
@@ -160,7 +160,7 @@ def _copy_what_fits(output: Tensor, own: Tensor) -> None:
     output.view(-1)[:count].copy_(own.reshape(-1)[:count])
 
 
-class StandInStore(Store):  # type: ignore[misc]
+class StandInStore(Store):
     """A store in which every rank has already arrived: barriers in `new_group` pass at once."""
 
     def __init__(self, world_size: int) -> None:

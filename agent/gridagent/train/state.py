@@ -104,7 +104,7 @@ class RankState:
         elif isinstance(value, dict) or (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
             (
                 self.loaders
-                if name == "loader" or hasattr(value, "__iter__") and not isinstance(value, dict)
+                if name == "loader" or (hasattr(value, "__iter__") and not isinstance(value, dict))
                 else self.trees
             )[name] = value
         else:
@@ -156,12 +156,13 @@ class RankState:
                 found.append(("unregistered-tensor", text, True))
             for parameter_name, parameter in unwrap(module).named_parameters():
                 if parameter.grad is not None and bool(local(parameter.grad).any()):
-                    text = f"{name}/{parameter_name} has a gradient at the boundary: call optimizer.zero_grad() before session.end_step()"
+                    where = f"{name}/{parameter_name} has a gradient at the boundary"
+                    text = f"{where}: call optimizer.zero_grad() before session.end_step()"
                     found.append(("gradient-at-boundary", text, True))
                     break
         for name, loader in self.loaders.items():
             if getattr(loader, "num_workers", 0):
-                text = f"{name} has worker processes with random state of their own: seed samples one by one, or use num_workers=0"
+                text = f"{name} has workers with random state of their own: seed each sample, or use num_workers=0"
                 found.append(("loader-workers", text, False))
         return found
 

@@ -311,7 +311,8 @@ def _check_manifest(manifest: list[ManifestEntry], live: dict[str, Entry], loade
             and ((entry.dtype, entry.shape) != (wanted.dtype, wanted.shape))
         ):
             found.append(
-                f"{name} is {wanted.dtype}{list(wanted.shape)} in the manifest, {entry.dtype}{list(entry.shape)} here"
+                f"{name} is {wanted.dtype}{list(wanted.shape)} in the manifest,"
+                f" {entry.dtype}{list(entry.shape)} here"
             )
     for name, wanted in coming.items():
         known = (
