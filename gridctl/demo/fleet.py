@@ -60,7 +60,8 @@ class DemoFleet:
             source = f'sources = ["replay:{recording}?node=n2&start=trigger"]' if node == "n2" else ""
             (folder / "agent.toml").write_text(
                 f'node = "{node}"\nlisten = "{address(node)}:0"\nrack = "r1"\n'
-                f'serial = "DEMO-{node.upper()}"\ngpus = 8\ngpu_model = "none (CPU demo)"\ndriver = "none"\n{source}\n'
+                f'serial = "DEMO-{node.upper()}"\ngpus = 8\n'
+                f'gpu_model = "none (CPU demo)"\ndriver = "none"\n{source}\n'
             )
 
     def start_agents(self) -> None:

@@ -58,13 +58,13 @@ COLLECTIVES = (
 _FINISH_IN_WAIT = frozenset(name for name in COLLECTIVES if "reduce_scatter" in name)
 
 #: Everything else that `ProcessGroup` has and that is no collective: answered here or by the base.
-_NOT_COLLECTIVES = frozenset(
+_NOT_COLLECTIVES = frozenset(  # a list of forty quoted words reads worse
     "BackendType CUSTOM GLOO MPI NCCL UCC UNDEFINED XCCL _backend_id _device_types _enable_collectives_timing"
     " _get_backend _get_backend_name _get_sequence_number_for_group _has_hooks _id _pybind11_conduit_v1_"
     " _register_backend _register_on_completion_hook _set_default_backend _set_group_desc _set_group_name"
     " _set_sequence_number_for_group _wait_for_pending_works abort bound_device_id boxed get_group_store"
     " group_desc group_name merge_remote_group name rank set_timeout shutdown size split_group unbox"
-    " use_pg_for_symm_mem_rendezvous".split()  # noqa: SIM905  (a list of forty strings reads worse)
+    " use_pg_for_symm_mem_rendezvous".split()
 )
 
 

@@ -162,7 +162,7 @@ class RankState:
                     break
         for name, loader in self.loaders.items():
             if getattr(loader, "num_workers", 0):
-                text = f"{name} has workers with random state of their own: seed each sample, or use num_workers=0"
+                text = f"{name} has workers with random state: seed each sample, or use num_workers=0"
                 found.append(("loader-workers", text, False))
         return found
 
