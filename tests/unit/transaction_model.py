@@ -28,8 +28,11 @@ Lean exploration (all but `--full`) also leaves out orders that cannot matter:
 * A member that may stop at S does so at once: before it heard Go it answers a deadline, a loss, a refusal
   and an Abort at S exactly as it does on the way there.
 * A machine in its final phase begins step S at once if it may: that only makes the checks stricter.
-* When the chair is final or dead, the members move one after the other: no message connects them any more,
-  the records stay as they are, and every check but the last looks at one member and the records.
+* An abort is durable at once: without the record its reader says abort too, and that Abort is sent later
+  is as if it arrived later.
+* When the chair is final or dead, the members move one after the other, and nothing is captured, restored or
+  gathered any more: no message connects the members, the records stay as they are, and every check but the
+  last looks at one member and the records.
 
 `--full` makes all these moves in all orders; a test compares the two where both are feasible.
 """

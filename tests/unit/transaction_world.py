@@ -168,6 +168,8 @@ class Model:
                 up, channel = (), channel | (CHAIR_TOLD if channel & BROKEN else 0)
             if mid == DEAD or self.final[mid] or channel & MEMBER_TOLD:
                 down, channel = (), channel | (MEMBER_TOLD if channel & BROKEN else 0)
+            if deaf and self.lean:
+                flags &= STOP | BEGUN | GOOD
             lean = (mid, down, up, channel, flags, epoch)
             self.trimmed[number, deaf] = self.processes.number(lean, lean)
         return self.trimmed[number, deaf]
@@ -193,6 +195,9 @@ class Step:
     def world(self) -> World:
         """The world after this step."""
         model = self.model
+        writing = model.machines.values[self.chair]._writing if self.chair != DEAD else None
+        if model.lean and writing is not None and writing.kind == "abort":
+            self.append(writing).to_chair(ev.Recorded(writing))
         while model.lean and any(self._settle(i) for i in tuple(self.touched)):
             pass  # until nobody has such a move left
         deaf = self.chair == DEAD or model.final[self.chair]

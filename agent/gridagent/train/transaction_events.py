@@ -87,31 +87,41 @@ class ReachedBoundary:
 
 @dataclass(frozen=True, slots=True)
 class CaptureDone:
+    """Source: all of the state was handed to the channel; its digest."""
+
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureFailed:
+    """Source: the state could not be captured or sent."""
+
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreDone:
+    """Target: the state is in place and verified; the digest of what is in place."""
+
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreFailed:
+    """Target: what verification found, one line each."""
+
     found: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GatherDone:
-    pass
+    """Member of e+1: all answered over the new groups, and with the same (epoch, S, digests)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatherFailed:
+    """Member of e+1: the gather broke, or somebody answered otherwise."""
+
     why: str
 
 

@@ -91,32 +91,40 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Arm(Message):
+    """Chair: stop before step `boundary`, and say whether that is still possible."""
+
     boundary: int  #: S: steps < S in epoch e, steps >= S in e+1
 
 
 @dataclass(frozen=True, slots=True)
 class Go(Message):
-    pass
+    """Chair: all have armed. Stand at S, then say AtBoundary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort(Message):
+    """Chair: nothing changes hands; go on in epoch e."""
+
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Commit(Message):
+    """Chair: the owner record is durable; the sources have given their ranks away."""
+
     epoch: int  #: e+1
     owners: Owners
 
 
 @dataclass(frozen=True, slots=True)
 class Run(Message):
-    pass
+    """Chair: all have gathered; do step S in e+1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Return(Message):
+    """Chair: back to the old members, as epoch e+2; nobody has stepped."""
+
     epoch: int  #: e+2
 
 
@@ -129,7 +137,7 @@ class Dead(Message):
 
 @dataclass(frozen=True, slots=True)
 class Armed(Message):
-    pass
+    """Member: the stop before S stands (a target: ready to restore)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,26 +149,36 @@ class TooLate(Message):
 
 @dataclass(frozen=True, slots=True)
 class AtBoundary(Message):
+    """Member: stands before step `boundary` and is bound to the chair's word from here on."""
+
     boundary: int
 
 
 @dataclass(frozen=True, slots=True)
 class Captured(Message):
+    """Source: the state was sent; the digest of what was sent."""
+
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class Restored(Message):
+    """Target: the state was verified; the digest of what it now holds."""
+
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class Failed(Message):
+    """Source or target: the state did not get across whole."""
+
     found: tuple[str, ...]  #: what capture or verification found, one line each
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(Message):
+    """Member of e+1: the gather over `epoch` succeeded."""
+
     epoch: int  #: e+1
 
 
