@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("gridctl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gridctl")
 
-#: Files of tests -> the programs that they need and a fresh machine lacks. CI has them all: a missing one fails.
+#: Files of tests -> programs that they need and a fresh machine lacks. In CI a missing one is a failure.
 NEEDED = {"test_trust_keyring.py": ("gnome-keyring-daemon", "dbus-daemon", "dbus-send")}
 
 
