@@ -20,6 +20,7 @@ from gridctl.runbook.engine import RunState, advance
 from gridctl.runbook.events import (
     Arm,
     Deadline,
+    Drop,
     Effect,
     Event,
     Halted,
@@ -66,6 +67,7 @@ class Driver:
         self._who = who
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def tell(self, event: Event) -> None:
@@ -107,19 +109,25 @@ class Driver:
                     self._timer.cancel()
                 self._timer = asyncio.get_running_loop().call_later(after_s, self.tell, Deadline(token))
             case Send(op, call):
-                self._spawn(self._send(op, call))
+                task = self._spawn(self._send(op, call))
+                self._calls.add(task)
+                task.add_done_callback(self._calls.discard)
+            case Drop():
+                for task in self._calls:
+                    task.cancel()
             case Observe(after_s):
                 self._spawn(self._observe(after_s))
             case Watch(steps):
                 self._spawn(self._watch(steps))
 
-    def _spawn(self, work: Awaitable[Event]) -> None:
+    def _spawn(self, work: Awaitable[Event]) -> asyncio.Task[None]:
         async def report() -> None:
             self.tell(await work)
 
         task = asyncio.create_task(report())
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -171,8 +179,10 @@ class Driver:
                 if time.monotonic() >= until_s:
                     raise
             except AgentRefused as error:
-                if error.code not in ("stopping", "no-lease") or time.monotonic() >= until_s:
-                    raise  # a node that comes back gets the lease with the next renewal
+                # A node that comes back gets the lease with the next renewal; one that is busy with what is
+                # left of an earlier run will be free.
+                if error.code not in ("stopping", "no-lease", "busy") or time.monotonic() >= until_s:
+                    raise
             await asyncio.sleep(RETRY_S)
 
     async def _resolved(self, call: Call) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from gridctl.home import Home
 #: Importing, reading the journal and asking every node once, on a loaded machine.
 START_S = 60.0
 POLL_S = 0.05
+#: A controller that was just killed may hold its lock for a moment longer.
+LOCK_S = 2.0
 TAIL_BYTES = 1500
 
 
@@ -26,7 +28,7 @@ def serve(home: Home, *, read_only: bool) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     home.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = _lock(home)
+    lock = _lock(home, patience_s=LOCK_S)
     os.chdir(home.state)  # the folder where it was started may be unmounted
     try:
         asyncio.run(_serve(home, read_only))
@@ -68,13 +70,13 @@ async def _serve(home: Home, read_only: bool) -> None:
 
 def ensure_running(home: Home) -> Client:
     """A client of the running controller; starts one if there is none. Raises `Unanswered`."""
-    if listens(home):
+    with contextlib.suppress(Unanswered):
         return connect_running(home)
     home.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     child = _spawn(home)
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s:
-        if listens(home):
+        with contextlib.suppress(Unanswered):
             return connect_running(home)
         if child and os.waitpid(child, os.WNOHANG)[0]:
             child = 0
@@ -111,14 +113,20 @@ def _spawn(home: Home) -> int:
     return os.posix_spawn(sys.executable, command, os.environ, file_actions=streams, setsid=True)
 
 
-def _lock(home: Home) -> int:
-    """Raises `GridctlError` while another controller of this home lives."""
+def _lock(home: Home, patience_s: float = 0.0) -> int:
+    """Raises `GridctlError` if another controller of this home still lives after `patience_s`."""
     fd = os.open(home.lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise GridctlError(f"another controller works in {home.state}: a home has one") from None
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() < until_s:
+                time.sleep(POLL_S)
+                continue
+            os.close(fd)
+            raise GridctlError(f"another controller works in {home.state}: a home has one") from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd

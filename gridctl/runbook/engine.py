@@ -18,6 +18,7 @@ from gridctl.runbook.events import (
     Arm,
     BackAsked,
     Deadline,
+    Drop,
     Effect,
     Event,
     Halted,
@@ -137,8 +138,8 @@ def _back_asked(state: RunState, event: BackAsked) -> Advance:
         return _then(effects, _turn_back(state, "aborted", _asked(event), event.end))
     if progress.undoing:
         return state, []
-    if state.stage == "precheck":
-        return _turn_back(state, "aborted", _asked(event), event.end)
+    if state.stage == "precheck" or _step(state.plan, state.step).hasty:
+        return _then([Drop()], _turn_back(state, "aborted", _asked(event), event.end))
     return _put(state, back=event), []  # the step in hand ends by its deadline; then back
 
 
@@ -150,6 +151,8 @@ def _op_ended(state: RunState, event: OpEnded) -> Advance:
         state = _put(state, notes=(*state.notes, event.text))
     else:
         state = _put(state, failures={**state.failures, event.op: event})
+        if state.stage == "calls" and _step(state.plan, state.step).hasty:
+            return _then([Drop()], _all_ended(_put(state, pending=frozenset())))
     return (state, []) if state.pending else _all_ended(state)
 
 
@@ -261,7 +264,8 @@ def _settled(state: RunState, verdict: Problem | None) -> Advance:
 
 
 def _fail(state: RunState, problem: Problem) -> Advance:
-    state, effects = _record_step(state, "failed", code=problem.code, text=problem.text)
+    values = [value for value in _values(state, _step(state.plan, state.step)) if value is not None]
+    state, effects = _record_step(state, "failed", code=problem.code, text=problem.text, values=values)
     if committed(state) and state.progress.fails[state.step] > 1:  # it will not get better: go on without
         return _then(effects, _complete(state, [], f"left as it is: {problem.text}"))
     if committed(state):

@@ -111,8 +111,13 @@ class Arm:
 
 
 @dataclass(frozen=True)
+class Drop:
+    """Nobody waits for the calls in flight any more."""
+
+
+@dataclass(frozen=True)
 class Stop:
     """Nothing more to do for this driver: the run has ended or is held."""
 
 
-Effect = Record | Send | Observe | Watch | Arm | Stop
+Effect = Record | Send | Observe | Watch | Arm | Drop | Stop

@@ -31,9 +31,12 @@ from gridctl.runbook.selection import Selection, refuse_if_fatal, status_of
 
 LEAD_STEPS = 3
 WARMUP_STEPS = 3
+#: An operation of a run that was turned back may still run on the node for so long.
+BUSY_S = 90.0
 #: The process is not there any more: then there is nothing to undo or to release.
 GONE = ["not-found"]
-#: It may end before it has answered; that it is gone is what is verified.
+#: It may end before it has answered, or never have heard of the hand-over; what was prepared also ends
+#: by itself (`ttl_s`).
 ENDING = [*GONE, "op-failed"]
 #: A node that is left may well die. Its old process is fenced by its epoch and never trains again.
 LEFT = [*ENDING, "node-unreachable"]
@@ -170,10 +173,10 @@ class _Steps:
         return Step(
             name="cordon",
             text=f"cordon {name}: nothing new is placed on it; it stays so after the swap",
-            calls=[Call(node=name, url=url, kind="node.cordon", args={"reason": reason}, deadline_s=15.0)],
+            calls=[Call(node=name, url=url, kind="node.cordon", args={"reason": reason}, deadline_s=BUSY_S)],
             verify="cordoned",
             inverse=[Call(node=name, url=url, kind="node.uncordon", deadline_s=15.0)],
-            deadline_s=30.0,
+            deadline_s=BUSY_S + 15.0,
         )
 
     def _reserve(self) -> Step:
@@ -223,6 +226,7 @@ class _Steps:
             verify="warm",
             inverse=inverse,
             deadline_s=self.warm_s + 15.0,
+            hasty=True,
         )
 
     def _open(self) -> Step:
@@ -244,7 +248,7 @@ class _Steps:
                     self._call(
                         member, "handover.abort", {"handover": self.handover, "reason": "the run turned back"}
                     ),
-                    tolerate=ENDING if member.role == "target" else GONE,
+                    tolerate=ENDING,
                 )
                 for member in self.selection.members
             ],
@@ -266,6 +270,9 @@ class _Steps:
                     members=selection.members,
                     store=ChairOffer(store_host="", store_port=0, nonce=""),
                     ttl_s=self._ttl_s(),
+                    arm_deadline_s=self.cut.arm_deadline_s,
+                    cut_deadline_s=self.cut.cut_deadline_s,
+                    resume_deadline_s=self.cut.resume_deadline_s,
                 )
             )
             order["store"] = result_reference("open")
@@ -275,6 +282,7 @@ class _Steps:
             text="all members meet the chair and build the groups of the new epoch; training goes on",
             calls=calls,
             deadline_s=self.join_s + 15.0,
+            hasty=True,
         )
 
     def _cut(self) -> Step:

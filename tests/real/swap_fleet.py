@@ -6,10 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from agents import DEADLINE_S, Agent, Fleet, wait_for
+from agents import DEADLINE_S, Agent, Fleet
 
 from gridctl.control import ensure
 from gridctl.control.client import Client
@@ -21,6 +23,22 @@ from gridctl.model.runs import ENDS, Run
 
 SCRIPT = Path(__file__).with_name("small_training.py")
 JOB = "lm"
+
+T = TypeVar("T")
+
+
+#: Five processes that import torch share two cores with whatever else runs there.
+PATIENCE_S = 240.0
+
+
+def wait_for(what: str, look: Callable[[], T | None]) -> T:
+    """The first true result of `look`."""
+    end_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end_s:
+        if found := look():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {PATIENCE_S:.0f} s: {what}")
 
 
 class SwapFleet(Fleet):
@@ -86,6 +104,13 @@ class SwapFleet(Fleet):
     def controller_pid(self) -> int:
         return int(self.home.lock.read_text())
 
+    def kill_controller(self) -> Client:
+        """kill -9, and a client of its successor."""
+        pid = self.controller_pid()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return self.controller()
+
     def logs(self) -> str:
         """What all processes said, for a test that fails."""
         paths = [*self.root.glob("*/*.log"), self.home.log]
@@ -143,9 +168,7 @@ def training(client: Client, step: int = 5) -> Job:
         jobs = [job for job in client.view("jobs", Job) if job.state == "training"]
         return jobs[0] if jobs and min(rank.step for rank in jobs[0].ranks) >= step else None
 
-    found = wait_for("the job trains", look)
-    assert isinstance(found, Job)
-    return found
+    return wait_for("the job trains", look)
 
 
 def parked(client: Client, count: int = 1) -> list[Spare]:
@@ -153,9 +176,7 @@ def parked(client: Client, count: int = 1) -> list[Spare]:
         found = [spare for spare in client.view("spares", Spare) if spare.state == "parked"]
         return found if len(found) >= count else []
 
-    found = wait_for("spares are parked", look)
-    assert isinstance(found, list)
-    return found
+    return wait_for("spares are parked", look)
 
 
 def gate(plan: Plan, reason: str = "a test") -> Gate:
@@ -164,9 +185,7 @@ def gate(plan: Plan, reason: str = "a test") -> Gate:
 
 def ended(client: Client, run: str) -> Run:
     """The run, once it has ended or is held."""
-    found = wait_for("the run ends", lambda: _stopped(client.one("run", run, Run)))
-    assert isinstance(found, Run)
-    return found
+    return wait_for("the run ends", lambda: _stopped(client.one("run", run, Run)))
 
 
 def _stopped(run: Run) -> Run | None:

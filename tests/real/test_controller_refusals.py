@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from agents import wait_for
-from swap_fleet import SwapFleet, gate, parked, swap_fleet, training
+from swap_fleet import SwapFleet, gate, parked, swap_fleet, training, wait_for
 
 from gridagent.journal import verify
 from gridctl.control import ensure

@@ -1,7 +1,6 @@
 """The controller with real agents and a real job: a rank leaves its node and the job trains on."""
 
-from agents import wait_for
-from swap_fleet import ended, gate, parked, swap_fleet, training
+from swap_fleet import ended, gate, parked, swap_fleet, training, wait_for
 
 from gridagent.journal import verify
 from gridctl.control.client import Client

@@ -24,6 +24,7 @@ from gridctl.runbook.engine import RunState, advance
 from gridctl.runbook.events import (
     Arm,
     Deadline,
+    Drop,
     Effect,
     Event,
     Observe,
@@ -249,6 +250,8 @@ class World:
     def _answer(self, effect: Effect, *, late: bool) -> list[Event]:
         """What follows from an effect. `late`: looking again brings nothing new, so that deadlines pass."""
         match effect:
+            case Drop():
+                return []
             case Send(op, call):
                 self._was_announced(op)
                 return [self.operate(op, call)]
