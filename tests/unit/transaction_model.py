@@ -24,7 +24,8 @@ there is one. Neither does what a machine will not read again in its phase (`REA
 
 Lean exploration (all but `--full`) also leaves out orders that cannot matter:
 
-* The chair and the member in its process hear each other at once, as the driver does it.
+* The chair and the member in its process hear each other at once: no channel lies between them. The driver
+  hands these messages through a queue, so delays are possible; only `--full` has them.
 * A member that may stop at S does so at once: before it heard Go it answers a deadline, a loss, a refusal
   and an Abort at S exactly as it does on the way there.
 * A machine in its final phase begins step S at once if it may: that only makes the checks stricter.
