@@ -52,3 +52,26 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         assert data(root, "jobs")[0]["epoch"] == 1
         client.stop()
         assert data(root, "journal", "verify")["ok"] is True
+
+
+def test_a_script_detaches_aborts_and_finds_the_old_members_training() -> None:
+    with swap_fleet() as fleet:
+        fleet.nodes("n1", "n2", "n3", "n4")
+        root = fleet.root
+        client = fleet.controller()
+        fleet.train("n1", "n2", "n3")
+        fleet.park("n4")
+        training(client)
+        parked(client)
+        because = ["--yes", "--reason", "a drill"]
+
+        plan = data(root, "swap", "plan", "n3")
+        run = data(root, "swap", "apply", plan["id"], *because, "--detach")
+        assert run["state"] == "running"
+        ended = gridctl(root, "run", "abort", run["id"], *because, "-o", "json", expect=Exit.RUN_ABORTED)
+        assert json.loads(ended.stdout)["state"] == "aborted"
+        gridctl(root, "run", "attach", run["id"], expect=Exit.RUN_ABORTED)
+        gridctl(root, "run", "resume", run["id"], *because, expect=Exit.REFUSED)
+        job = training(client, step=data(root, "jobs")[0]["step"] + 2)
+        assert (job.epoch, job.ranks[2].node) == (0, "n3")
+        client.stop()
