@@ -272,8 +272,9 @@ class Sessions:
         return self._greet(known, message, pid, writer)
 
     def _greet(self, known: Session | None, hello: Hello, pid: int, writer: asyncio.StreamWriter) -> Session:
-        if known is None:
+        if known is None or known.ended:
             session = self._by_id[hello.session] = Session(hello, pid)
+            session.gpus = known.gpus if known else []
             if session.role == "spare" and self._launches.promised(session.id):
                 session.state = "specialising"  # an earlier agent gave it a rank
             self._forget_ended()
@@ -330,7 +331,9 @@ class Sessions:
     def _settle_launch(self, session: Session) -> None:
         """From now on this node knows how its rank was started, also one that came as a spare."""
         try:
-            spec = self._launches.take(session.id, session.gpus) or self._launches.get(session.job, session.rank)
+            spec = self._launches.take(session.id, session.gpus) or self._launches.get(
+                session.job, session.rank
+            )
         except (LaunchError, OSError) as error:
             _complain(f"the launch of rank {session.rank} is not registered: {error}")
             return
@@ -350,7 +353,8 @@ class Sessions:
         event = {"event": state, "reason": reason, "step": session.step, "digests": session.digests}
         self._spool.append("session", {**_who(session), **event})
         try:
-            self._launches.forget(session.id)
+            if state == "finished" or not _alive(session.pid):  # else it may come back with its rank
+                self._launches.forget(session.id)
             if reason == "released":
                 self._launches.drop(session.job, session.rank)
         except (LaunchError, OSError) as error:

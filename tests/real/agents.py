@@ -24,7 +24,7 @@ from gridagent import identity
 from gridagent.wire import NodeStatus, OpRequest, OpStatus, Refusal
 from gridctl.trust.authority import Authority
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def wait_for(what: str, look: Callable[[], Any]) -> Any:

@@ -124,6 +124,21 @@ def test_a_process_that_dies_is_lost_and_one_that_reconnects_is_not(world: Fleet
     assert wait_for("it is told", lambda: [r for r in records(agent, "session") if r["event"] == "lost"])
 
 
+def test_one_that_stays_away_is_lost_until_it_is_back(agent: Agent) -> None:
+    def states() -> list[str]:
+        return [spare.state for spare in agent.client().status().spares]
+
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as spare:
+            spare.connect(str(agent.home / "agent.sock"))
+            spare.sendall(hello())
+            wait_for("it is known", lambda: states() == ["parked"])
+        wait_for("it is lost, though its process lives", lambda: states() == [])
+    assert wait_for(
+        "both are told", lambda: [r["event"] for r in records(agent, "session")] == ["hello", "lost"] * 2
+    )
+
+
 def test_a_farewell_leaves_the_proof_of_the_final_state(world: Fleet, agent: Agent) -> None:
     peer = world.peer(agent, job="j", rank=0, world_size=1)
     peer.send("farewell", reason="finished", step=40, epoch=1, digests={"parameters": "abc"})
