@@ -7,8 +7,8 @@ the same id. It counts as lost once its process is gone, or after `RECONNECT_S` 
 import asyncio
 import contextlib
 import os
-import socket
 import re
+import socket
 import statistics
 import struct
 import sys
