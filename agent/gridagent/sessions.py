@@ -274,7 +274,7 @@ class Sessions:
     def _greet(self, known: Session | None, hello: Hello, pid: int, writer: asyncio.StreamWriter) -> Session:
         if known is None or known.ended:
             session = self._by_id[hello.session] = Session(hello, pid)
-            session.gpus = known.gpus if known else []
+            session.gpus = session.gpus or (known.gpus if known else [])
             if session.role == "spare" and self._launches.promised(session.id):
                 session.state = "specialising"  # an earlier agent gave it a rank
             self._forget_ended()
