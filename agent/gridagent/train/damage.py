@@ -65,9 +65,9 @@ class Damage:
         if where == "chunk":
             self._chunk += 1
             if self._chunk - 1 == self._at_chunk and self._word == "bit":
-                spoiled = bytearray(value)
+                spoiled = bytearray().join(value)
                 spoiled[len(spoiled) // 2] ^= 1
-                return spoiled
+                return [spoiled]
             if self._chunk - 1 == self._at_chunk and self._word == "truncate":
                 raise SealedError("the stream was cut off on purpose")
         return value

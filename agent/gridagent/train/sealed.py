@@ -12,12 +12,15 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 Buffer = bytes | bytearray | memoryview
@@ -57,24 +60,37 @@ class _Direction:
     """Key, nonce prefix and counter of one direction."""
 
     def __init__(self, key: bytes, associated: bytes) -> None:
-        self._aead = AESGCM(key[:32])
+        self._aes = AES(key[:32])
         self._prefix = key[32:39]
         self._associated = associated
         self._counter = 0
 
-    def _nonce(self, last: bool) -> bytes:
+    def _nonce(self, last: bool) -> GCM:
         if self._counter >= 1 << 32:
             raise SealedError("too many frames under one key")
         nonce = _NONCE.pack(self._prefix, self._counter, last)
         self._counter += 1
-        return nonce
+        return GCM(nonce)
 
-    def seal_into(self, plain: Buffer, out: memoryview, last: bool) -> None:
-        self._aead.encrypt_into(self._nonce(last), plain, self._associated, out)
+    def seal_into(self, pieces: Sequence[Buffer], out: memoryview, last: bool) -> None:
+        """Seals the concatenation of `pieces` from where they lie; `out` holds them and the tag."""
+        context = Cipher(self._aes, self._nonce(last)).encryptor()
+        context.authenticate_additional_data(self._associated)
+        offset = 0
+        for piece in pieces:
+            offset += context.update_into(piece, out[offset:])
+        context.finalize()
+        out[offset : offset + TAG_BYTES] = context.tag
 
-    def open_into(self, sealed: memoryview, out: memoryview, last: bool) -> None:
+    def open_into(self, sealed: memoryview, outs: Sequence[memoryview], last: bool) -> None:
+        """Opens a frame into `outs`, which it fills exactly. They hold nothing to be used if this raises."""
+        context = Cipher(self._aes, self._nonce(last)).decryptor()
+        context.authenticate_additional_data(self._associated)
+        offset = 0
+        for out in outs:
+            offset += context.update_into(sealed[offset : offset + out.nbytes], out)
         try:
-            self._aead.decrypt_into(self._nonce(last), sealed, self._associated, out)
+            context.finalize_with_tag(bytes(sealed[offset:]))
         except InvalidTag:
             raise SealedError(
                 "a frame was changed, repeated, reordered, or sealed for another transfer"
@@ -91,10 +107,15 @@ class SealedSocket:
         self._in = _Direction(receive_key, handover.encode())
         self._send_buffer = bytearray()
         self._receive_buffer = bytearray()
+        self._header = bytearray(5)
 
     def send(self, plain: Buffer, *, last: bool = False) -> int:
         """Seals and sends one frame; returns the bytes on the wire. Raises `SealedError`."""
-        size = memoryview(plain).nbytes + TAG_BYTES
+        return self.send_pieces([plain], last=last)
+
+    def send_pieces(self, pieces: Sequence[Buffer], *, last: bool = False) -> int:
+        """One frame out of several pieces of memory, none of which is copied before it is sealed."""
+        size = sum(memoryview(piece).nbytes for piece in pieces) + TAG_BYTES
         if size > FRAME_BYTES_MAX:
             raise SealedError(f"a frame of {size} bytes exceeds {FRAME_BYTES_MAX}")
         if len(self._send_buffer) < size + 5:
@@ -102,7 +123,7 @@ class SealedSocket:
         frame = memoryview(self._send_buffer)[: size + 5]
         _HEADER.pack_into(frame, 0, size)
         frame[4] = last
-        self._out.seal_into(plain, frame[5:], last)
+        self._out.seal_into(pieces, frame[5:], last)
         try:
             self._sock.sendall(frame)
         except OSError as error:
@@ -111,21 +132,36 @@ class SealedSocket:
 
     def receive_into(self, out: memoryview) -> tuple[int, bool]:
         """Receives one frame into `out`; returns (bytes of plain text, was it the last of a stream)."""
-        header = bytearray(5)
-        self._fill(memoryview(header))
-        size = _HEADER.unpack_from(header)[0]
-        last = header[4]
-        if not TAG_BYTES <= size <= FRAME_BYTES_MAX or last > 1:
-            raise SealedError(f"a frame header is not ours (size {size})")
-        plain_bytes = size - TAG_BYTES
+        sealed, last = self._frame()
+        plain_bytes = sealed.nbytes - TAG_BYTES
         if plain_bytes > len(out):
             raise SealedError(f"a frame of {plain_bytes} bytes does not fit the buffer of {len(out)}")
+        self._in.open_into(sealed, [out[:plain_bytes]], last)
+        return plain_bytes, last
+
+    def receive_pieces(self, outs: Sequence[memoryview]) -> int:
+        """Receives one frame into several pieces of memory if it fits them exactly.
+
+        Returns its bytes of plain text; where those are not the bytes of `outs`, nothing was written.
+        """
+        sealed, last = self._frame()
+        plain_bytes = sealed.nbytes - TAG_BYTES
+        if plain_bytes == sum(out.nbytes for out in outs):
+            self._in.open_into(sealed, outs, last)
+        return plain_bytes
+
+    def _frame(self) -> tuple[memoryview, bool]:
+        """The next frame as it came, valid until the one after it, and whether it is the last."""
+        self._fill(memoryview(self._header))
+        size = _HEADER.unpack_from(self._header)[0]
+        last = self._header[4]
+        if not TAG_BYTES <= size <= FRAME_BYTES_MAX or last > 1:
+            raise SealedError(f"a frame header is not ours (size {size})")
         if len(self._receive_buffer) < size:
             self._receive_buffer = bytearray(size)
         sealed = memoryview(self._receive_buffer)[:size]
         self._fill(sealed)
-        self._in.open_into(sealed, out[:plain_bytes], bool(last))
-        return plain_bytes, bool(last)
+        return sealed, bool(last)
 
     def receive(self) -> bytes:
         """Receives one small frame (at most 1 MiB of plain text)."""

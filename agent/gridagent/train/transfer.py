@@ -1,11 +1,13 @@
-"""A rank's state on its way from source to target, in few large sealed frames.
+"""A rank's state on its way from source to target, in large sealed frames.
 
 Source: manifest (name, category, dtype, shape, bytes of every entry), then all bytes as one virtual
-stream cut into chunks, then the trailer (SHA-256 of every entry, digest of every category). One
-thread gathers and hashes while another seals and sends. Target: opens, lands each piece in the very
-tensor that it is for, hashes what landed, checks completeness, hashes, finiteness.
+stream cut into chunks, then the trailer (SHA-256 of every entry, digest of every category). Chunks are
+sealed from where the tensors lie. Target: opens each chunk right into the tensors that it is for,
+hashes what landed, checks completeness, hashes, finiteness. At both ends hashing, which costs the
+most, runs beside in threads of its own.
 
-Both ends hold a few chunks beside the state itself, whatever its size.
+Both ends hold one sealed chunk beside the state itself, whatever its size (tensors that are not
+contiguous CPU memory pass through host copies of a chunk).
 """
 
 import hashlib
@@ -20,12 +22,14 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gridagent.train.sealed import SealedError, SealedSocket
+from gridagent.train.sealed import FRAME_BYTES_MAX, SealedError, SealedSocket
 from gridagent.train.state import Entry, RankState, category_digests, flat_bytes, memory_of
 from gridagent.train.state import digests as state_digests
 
 CHUNK_BYTES = 4 << 20
-_BUFFERS = 3
+_HASH_THREADS = 2
+#: Chunks that may wait to be hashed: bounds the host copies of what is not CPU memory.
+_WAITING = 4
 #: Parts no larger than this are read back from the live objects and compared once more.
 _SMALL_BYTES = 1 << 20
 
@@ -87,27 +91,99 @@ def chunks(sizes: list[int], chunk_bytes: int = CHUNK_BYTES) -> Iterator[list[Pi
         yield chunk
 
 
+class _Hashes:
+    """SHA-256 of every entry, computed beside the thread that moves the bytes.
+
+    All pieces of an entry go to one thread, in order; `done(index)` runs there after the last. Use as a
+    context; leaving it ends the threads.
+    """
+
+    def __init__(self, sizes: list[int], done: Callable[[int], None] = lambda _index: None) -> None:
+        self._sizes = sizes
+        self._done = done
+        self._hashes: list[Any] = [hashlib.sha256() for _ in sizes]
+        self._lanes = [queue.Queue[list[tuple[Piece, memoryview]]](_WAITING) for _ in range(_HASH_THREADS)]
+        self._given = [0] * _HASH_THREADS
+        self._lane_of: dict[int, int] = {}
+        self._failures: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._work, args=(lane,), name="gridagent-hash", daemon=True)
+            for lane in self._lanes
+        ]
+
+    def __enter__(self) -> "_Hashes":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def feed(self, chunk: list[tuple[Piece, memoryview]]) -> None:
+        """Hashes these pieces, whose memory must not change until `results`."""
+        lots: list[list[tuple[Piece, memoryview]]] = [[] for _ in self._lanes]
+        for piece, view in chunk:
+            lane = self._lane_of.get(piece.index, -1)
+            if lane < 0:
+                lane = self._lane_of[piece.index] = self._given.index(min(self._given))
+                self._given[lane] += self._sizes[piece.index]
+            lots[lane].append((piece, view))
+        for lane, lot in enumerate(lots):
+            if lot:
+                self._lanes[lane].put(lot)
+
+    def results(self) -> list[str]:
+        """The hexadecimal hashes of all entries, once all that was fed is in."""
+        self._end()
+        if self._failures:
+            raise self._failures[0]
+        return [digest.hexdigest() for digest in self._hashes]
+
+    def _end(self) -> None:
+        threads, self._threads = self._threads, []
+        for lane in self._lanes[: len(threads)]:
+            lane.put([])
+        for thread in threads:
+            thread.join()
+
+    def _work(self, lane: "queue.Queue[list[tuple[Piece, memoryview]]]") -> None:
+        while lot := lane.get():
+            if self._failures:
+                continue
+            try:
+                for piece, view in lot:
+                    self._hashes[piece.index].update(view)
+                    if piece.stop == self._sizes[piece.index]:
+                        self._done(piece.index)
+            except BaseException as error:
+                self._failures.append(error)
+
+
 # ------------------------------------------------------------------------------------------------ source
 
 
 class _Reader:
-    """Reads byte ranges of entries; makes at most one contiguous copy at a time."""
+    """Where the bytes of entries lie; at most one contiguous copy at a time."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self._entries = entries
         self._index = -1
-        self._flat: Tensor | memoryview = memoryview(b"")
+        self._memory = memoryview(b"")
+        self._device: Tensor | None = None  #: the entry's bytes, where they lie on a device
 
-    def read(self, piece: Piece, out: memoryview) -> None:
-        data = self._entries[piece.index].data
-        if isinstance(data, bytes):
-            out[:] = data[piece.start : piece.stop]
-            return
+    def view(self, piece: Piece) -> memoryview:
         if piece.index != self._index:
-            self._index, self._flat = piece.index, flat_bytes(data.contiguous())
-        source = self._flat
-        assert isinstance(source, Tensor)
-        torch.frombuffer(out, dtype=torch.uint8).copy_(source[piece.start : piece.stop])
+            self._index, self._device = piece.index, None
+            data = self._entries[piece.index].data
+            if isinstance(data, bytes):
+                self._memory = memoryview(data)
+            elif data.device.type == "cpu":
+                self._memory = memory_of(data.contiguous())
+            else:
+                self._device = flat_bytes(data.contiguous())
+        if self._device is not None:
+            return memory_of(self._device[piece.start : piece.stop].cpu())
+        return self._memory[piece.start : piece.stop]
 
 
 def send_state(
@@ -125,55 +201,25 @@ def send_state(
     "trailer" and the value that is about to be sent.
     """
     started_s = time.perf_counter()
-    hashes: list[Any] = [hashlib.sha256() for _ in entries]
     manifest = [ManifestEntry(e.name, e.category, e.dtype, e.shape, e.nbytes) for e in entries]
     channel.send(msgspec.msgpack.encode(damage("manifest", manifest)))
-    free: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
-    full: queue.SimpleQueue[tuple[bytearray, int] | None] = queue.SimpleQueue()
-    for _ in range(_BUFFERS):
-        free.put(bytearray(CHUNK_BYTES))
-    failures: list[BaseException] = []
-    sent_s = 0.0
-
-    def sealer() -> None:
-        nonlocal sent_s
-        while (item := full.get()) is not None:
-            buffer, size = item
-            if not failures:
-                try:
-                    begun_s = time.perf_counter()
-                    channel.send(damage("chunk", memoryview(buffer)[:size]))
-                    sent_s += time.perf_counter() - begun_s
-                except BaseException as error:
-                    failures.append(error)
-            free.put(buffer)
-
-    thread = threading.Thread(target=sealer, name="gridagent-seal", daemon=True)
-    thread.start()
+    sizes = [entry.nbytes for entry in manifest]
     reader = _Reader(entries)
-    capture_s = 0.0
-    for pieces in chunks([entry.nbytes for entry in entries]):
-        buffer = free.get()
-        begun_s = time.perf_counter()
-        offset = 0
-        for piece in pieces:
-            view = memoryview(buffer)[offset : offset + piece.stop - piece.start]
-            reader.read(piece, view)
-            hashes[piece.index].update(view)
-            offset += piece.stop - piece.start
-        capture_s += time.perf_counter() - begun_s
-        full.put((buffer, offset))
-    full.put(None)
-    thread.join()
-    if failures:
-        raise failures[0]
-    digests = category_digests(zip(entries, [h.hexdigest() for h in hashes], strict=True))
+    transport_s = 0.0
+    with _Hashes(sizes) as running:
+        for pieces in chunks(sizes):
+            views = [reader.view(piece) for piece in pieces]
+            running.feed(list(zip(pieces, views, strict=True)))
+            begun_s = time.perf_counter()
+            channel.send_pieces(damage("chunk", views))
+            transport_s += time.perf_counter() - begun_s
+        hashes = running.results()
+    digests = category_digests(zip(entries, hashes, strict=True))
     digests["rng"] = state_digests(live_rng())["rng"]
-    trailer = Trailer([h.hexdigest() for h in hashes], digests)
-    channel.send(msgspec.msgpack.encode(damage("trailer", trailer)), last=True)
-    total_ms = (time.perf_counter() - started_s) * 1e3
-    parts_ms = {"capture": capture_s * 1e3, "transport": sent_s * 1e3, "send_total": total_ms}
-    return TransferReport(digests, sum(entry.nbytes for entry in entries), parts_ms)
+    channel.send(msgspec.msgpack.encode(damage("trailer", Trailer(hashes, digests))), last=True)
+    total_s = time.perf_counter() - started_s
+    parts_s = {"capture": total_s - transport_s, "transport": transport_s, "send_total": total_s}
+    return TransferReport(digests, sum(sizes), {part: took_s * 1e3 for part, took_s in parts_s.items()})
 
 
 # ------------------------------------------------------------------------------------------------ target
@@ -184,10 +230,10 @@ class _Landing:
 
     def __init__(self, wanted: ManifestEntry, live: Entry | None) -> None:
         self.wanted = wanted
-        self.hash = hashlib.sha256()
         self.final: Tensor | None = None
+        self.finite = True
         if wanted.dtype == "packed":
-            self.memory = memoryview(bytearray(wanted.nbytes))
+            self.memory: memoryview | None = memoryview(bytearray(wanted.nbytes))
             self.tensor: Tensor | None = None
             return
         dtype = getattr(torch, wanted.dtype, None)
@@ -211,32 +257,36 @@ class _Landing:
         if target is not None and not in_place:
             self.final = target
         assert self.tensor is not None
-        self.flat = flat_bytes(self.tensor)
-        self.on_cpu = self.tensor.device.type == "cpu"
-        self.memory = memory_of(self.tensor) if self.on_cpu else memoryview(b"")
+        on_cpu = self.tensor.device.type == "cpu"
+        self.memory = memory_of(self.tensor) if on_cpu else None
 
-    def land(self, piece: Piece, data: memoryview) -> None:
-        """Writes one piece and hashes what landed, read back from where it lies."""
-        if self.tensor is None:
-            self.memory[piece.start : piece.stop] = data
-            self.hash.update(self.memory[piece.start : piece.stop])
-            return
-        destination = self.flat[piece.start : piece.stop]
-        destination.copy_(torch.frombuffer(data, dtype=torch.uint8))
-        landed = self.memory[piece.start : piece.stop] if self.on_cpu else memory_of(destination.cpu())
-        self.hash.update(landed)
+    def view(self, piece: Piece) -> memoryview:
+        """Where the piece is to be put: its place in the entry, or host memory on the way to a device."""
+        if self.memory is not None:
+            return self.memory[piece.start : piece.stop]
+        return memoryview(bytearray(piece.stop - piece.start))
 
-    def not_finite(self) -> bool:
-        """Holds the entry a NaN or infinity? A finite sum proves that it does not."""
+    def landed(self, piece: Piece, view: memoryview) -> memoryview:
+        """The piece is in its view. Returns what is to be hashed, read back from where it lies."""
+        if self.memory is not None:
+            return view
+        assert self.tensor is not None
+        place = flat_bytes(self.tensor)[piece.start : piece.stop]
+        place.copy_(torch.frombuffer(view, dtype=torch.uint8))
+        return memory_of(place.cpu())
+
+    def check_finite(self) -> None:
+        """Notes whether the entry holds a NaN or infinity. A finite sum proves that it does not."""
         tensor = self.tensor
         if tensor is None or not tensor.is_floating_point():
-            return False
+            return
         if tensor.numel() > 4096 and bool(torch.isfinite(tensor.sum())):
-            return False
-        return not bool(torch.isfinite(tensor).all())
+            return
+        self.finite = bool(torch.isfinite(tensor).all())
 
     def entry(self) -> Entry:
         if self.tensor is None:
+            assert self.memory is not None
             return Entry(self.wanted.name, self.wanted.category, bytes(self.memory))
         if self.final is not None:
             self.final.copy_(self.tensor)
@@ -252,20 +302,20 @@ def receive_state(
     `before_rng` runs when all but the random states is in place (a loader is re-opened there, because
     that may draw random numbers). Raises `TransferError` with every defect found, `SealedError`.
     """
-    buffer = memoryview(bytearray(CHUNK_BYTES * 2))
+    live = {entry.name: entry for entry in state.inventory(loaders=False)}  # while the source comes
+    buffer = memoryview(bytearray(FRAME_BYTES_MAX))
     size, _ = channel.receive_into(buffer)
     started_s = time.perf_counter()
-    live = {entry.name: entry for entry in state.inventory(loaders=False)}
     manifest = _decode(bytes(buffer[:size]), list[ManifestEntry], "manifest")
     _check_manifest(manifest, live, set(state.loaders))
     landings = [_Landing(wanted, live.get(wanted.name)) for wanted in manifest]
-    verify_s = _land_all(channel, landings)
+    hashes = _land_all(channel, landings)
     size, last = channel.receive_into(buffer)
     landed_s = time.perf_counter()
     trailer = _decode(bytes(buffer[:size]), Trailer, "trailer")
     if not last:
         raise TransferError(["the stream does not end where its manifest says"])
-    found = _compare(landings, trailer)
+    found = _compare(landings, hashes, trailer)
     if found:
         raise TransferError(found)
     received = {landing.wanted.name: landing.entry() for landing in landings}
@@ -273,9 +323,7 @@ def receive_state(
     before_rng()
     state.apply_rng(received)
     found = _read_back(state, received)
-    digests = category_digests(
-        (received[landing.wanted.name], landing.hash.hexdigest()) for landing in landings
-    )
+    digests = category_digests(zip(received.values(), hashes, strict=True))
     found += [
         f"{name}: digest {value[:12]} of what landed, {trailer.digests.get(name, 'none')[:12]} at the source"
         for name, value in digests.items()
@@ -283,8 +331,8 @@ def receive_state(
     ]
     if found:
         raise TransferError(found)
-    verify_s += time.perf_counter() - landed_s
-    parts_ms = {"verify": verify_s * 1e3, "receive_total": (time.perf_counter() - started_s) * 1e3}
+    ended_s = time.perf_counter()
+    parts_ms = {"verify": (ended_s - landed_s) * 1e3, "receive_total": (ended_s - started_s) * 1e3}
     return TransferReport(digests, sum(wanted.nbytes for wanted in manifest), parts_ms)
 
 
@@ -332,52 +380,31 @@ def _check_manifest(manifest: list[ManifestEntry], live: dict[str, Entry], loade
         raise TransferError(found)
 
 
-def _land_all(channel: SealedSocket, landings: list[_Landing]) -> float:
-    """Receives every chunk; a second thread opens the next one meanwhile. Returns seconds spent landing."""
-    free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-    full: queue.SimpleQueue[tuple[memoryview, int] | BaseException] = queue.SimpleQueue()
-    for _ in range(_BUFFERS):
-        free.put(memoryview(bytearray(CHUNK_BYTES)))
-    plan = list(chunks([landing.wanted.nbytes for landing in landings]))
-
-    def opener() -> None:
-        try:
-            for _ in plan:
-                buffer = free.get()
-                full.put((buffer, channel.receive_into(buffer)[0]))
-        except BaseException as error:
-            full.put(error)
-
-    threading.Thread(target=opener, name="gridagent-open", daemon=True).start()
-    spent_s = 0.0
-    for pieces in plan:
-        item = full.get()
-        if isinstance(item, BaseException):
-            raise item
-        buffer, size = item
-        begun_s = time.perf_counter()
-        if size != sum(piece.stop - piece.start for piece in pieces):
-            raise TransferError([f"a chunk has {size} bytes, not what the manifest says"])
-        offset = 0
-        for piece in pieces:
-            landings[piece.index].land(piece, buffer[offset : offset + piece.stop - piece.start])
-            offset += piece.stop - piece.start
-        spent_s += time.perf_counter() - begun_s
-        free.put(buffer)
-    return spent_s
+def _land_all(channel: SealedSocket, landings: list[_Landing]) -> list[str]:
+    """Receives every chunk to where it belongs. Returns the hash of every entry, of what landed."""
+    sizes = [landing.wanted.nbytes for landing in landings]
+    with _Hashes(sizes, done=lambda index: landings[index].check_finite()) as running:
+        for pieces in chunks(sizes):
+            views = [landings[piece.index].view(piece) for piece in pieces]
+            size = channel.receive_pieces(views)
+            if size != sum(piece.stop - piece.start for piece in pieces):
+                raise TransferError([f"a chunk has {size} bytes, not what the manifest says"])
+            running.feed(
+                [(p, landings[p.index].landed(p, view)) for p, view in zip(pieces, views, strict=True)]
+            )
+        return running.results()
 
 
-def _compare(landings: list[_Landing], trailer: Trailer) -> list[str]:
+def _compare(landings: list[_Landing], hashes: list[str], trailer: Trailer) -> list[str]:
     if len(trailer.hashes) != len(landings):
         return [f"the trailer has {len(trailer.hashes)} hashes for {len(landings)} parts"]
     found = []
-    for landing, digest in zip(landings, trailer.hashes, strict=True):
-        if landing.hash.hexdigest() != digest:
-            found.append(
-                f"{landing.wanted.name} ({landing.wanted.category}) differs from the source's by hash"
-            )
-        elif landing.wanted.category in ("parameters", "optimizer", "buffers") and landing.not_finite():
-            found.append(f"{landing.wanted.name} ({landing.wanted.category}) holds NaN or infinity")
+    for landing, ours, theirs in zip(landings, hashes, trailer.hashes, strict=True):
+        name = f"{landing.wanted.name} ({landing.wanted.category})"
+        if ours != theirs:
+            found.append(f"{name} differs from the source's by hash")
+        elif landing.wanted.category in ("parameters", "optimizer", "buffers") and not landing.finite:
+            found.append(f"{name} holds NaN or infinity")
     return found
 
 
