@@ -40,7 +40,7 @@ clean:
 .venv/ready: pyproject.toml agent/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed; make PYTHON=/path/to/python names one" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e './agent[torch,nvml]' -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e './agent[torch,nvml]' -e '.[demo,dev]'
 	@touch $@
 
 # Tests whose packages are missing skip themselves and say so.
