@@ -24,6 +24,7 @@ from gridagent import wire
 from gridagent.train.context import CONTEXT
 from gridagent.train.damage import Damage
 from gridagent.train.group import node_address
+from gridagent.train.link import LinkError
 from gridagent.train.records import RecordFile
 from gridagent.train.sealed import KeyPair, Listener, SealedError, SealedSocket, connect
 from gridagent.train.state import StateError
@@ -154,7 +155,7 @@ class Handovers:
             driver = self._get(order.handover)
         try:
             driver.join(order)
-        except (SealedError, RuntimeError, ValueError) as error:
+        except (SealedError, LinkError, HandoverError, RuntimeError, ValueError) as error:
             driver.drop()
             raise HandoverError(f"cannot join hand-over {order.handover}: {error}") from error
         return {}
@@ -308,6 +309,8 @@ class Driver:
             self._inners = registry.build(store, timedelta(seconds=order.ttl_s))
             for group in registry.groups():
                 self._inners[group.key].set_timeout(group.timeout)
+        if not self.live:
+            raise HandoverError("it was dropped meanwhile")
         threading.Thread(target=self._run, name="gridagent-handover", daemon=True).start()
 
     def _call(self, peer: wire.Member, purpose: str, me: wire.Member) -> SealedSocket:
@@ -421,6 +424,8 @@ class Driver:
             self._chair is None or self._chair.phase >= Phase.RUNNING
         ):
             self._close()
+            if self._member.phase in (Phase.ABORTED, Phase.LEFT):
+                self._forget()
 
     def _feed(self, name: str, event: Any) -> None:
         machine = self._chair if name == "chair" else self._member
@@ -599,17 +604,17 @@ class Driver:
 
     def _enter(self, epoch: int) -> None:
         """The new epoch runs: its store is the job's from now on, the old groups go."""
-        self._before = {}
         self._session.stores = [self._store, self._server]  # keeps the server alive where we host it
         host, port = _address(self._store)
         os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+        self._forget()
         self._session.own(epoch)
 
     def _return(self, epoch: int) -> None:
         """The old members go on, over the old groups, as a new epoch."""
         if self._before:
             CONTEXT.registry.switch(self._before, self._old_store)
-        self._inners, self._before = {}, {}
+        self._forget()
         self._session.handovers.frozen = False
         self._session.own(epoch)
 
@@ -619,9 +624,14 @@ class Driver:
         """Forgets what was prepared; training goes on as if nothing had been."""
         role = self._me.partition(":")[0]
         self._close()
-        self._inners = {}
+        self._forget()
         if role == "target":
             end_process(self._session, "retired", 0)
+
+    def _forget(self) -> None:
+        """Gives back the groups and stores that no epoch uses: they end with their last reference."""
+        self._inners, self._before = {}, {}
+        self._store = self._server = self._old_store = None
 
     def _close(self) -> None:
         self.live = False

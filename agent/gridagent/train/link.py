@@ -121,6 +121,13 @@ class Link:
             with self._send_lock:
                 self._sock = None
             sock.close()
+            self._fail_asks()
+
+    def _fail_asks(self) -> None:
+        """What this connection was asked for is answered by nobody any more."""
+        for number, (event, answers) in list(self._asks.items()):
+            answers.append(wire.Answer(id=number, ok=False, error="this node's agent ended meanwhile"))
+            event.set()
 
     def _read(self, sock: socket.socket) -> None:
         unframer = wire.Unframer(at_agent=False)
