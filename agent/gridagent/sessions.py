@@ -137,6 +137,7 @@ class Sessions:
         self._launches = launches
         self._on_ask = on_ask
         self._server: asyncio.Server | None = None
+        self._since_s = time.monotonic()
         self._by_id: dict[str, Session] = {}
         # Not from 1: a late reply to an agent that died must not answer its successor.
         self._next_id = time.time_ns()
@@ -162,6 +163,11 @@ class Sessions:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._path.unlink(missing_ok=True)
+
+    @property
+    def young(self) -> bool:
+        """Whether sessions of an earlier agent may still be on their way here."""
+        return time.monotonic() - self._since_s < RECONNECT_S
 
     def ranks(self) -> list[RankStatus]:
         """Ranks that live here, or ended here, by job and rank."""
@@ -197,10 +203,10 @@ class Sessions:
         self._waiting[command.id] = (session, kind, future)
         try:
             async with asyncio.timeout(deadline_s + GRACE_S):
-                while target.writer is None:  # it is on its way back, or the sweep will call it lost
-                    self.get(session)
-                    await asyncio.sleep(SWEEP_S / 5)
-                await _send(target.writer, command)
+                while target.writer is None and not future.done():  # on its way back, or lost by the sweep
+                    await asyncio.wait([future], timeout=SWEEP_S / 5)
+                if target.writer and not future.done():
+                    await _send(target.writer, command)
                 reply = await future
         except ConnectionError:
             raise OpFailed(f"the connection to session {session} broke as it was told to {kind}") from None

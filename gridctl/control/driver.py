@@ -63,6 +63,7 @@ class Driver:
         _, progress = world.ledger.runs.get(run, ("", None))
         state = RunState(run=run, plan=plan)
         self.state = state if progress is None else msgspec.structs.replace(state, progress=progress)
+        self.halted: Halted | None = None  #: why this driver let go of a run that has not ended
         self._world = world
         self._who = who
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -89,6 +90,8 @@ class Driver:
 
     def _take(self, event: Event) -> bool:
         """One turn of the engine. True: stop."""
+        if isinstance(event, Halted):
+            self.halted = event
         self.state, effects = advance(self.state, event)
         for effect in effects:
             if isinstance(effect, Stop):
@@ -96,8 +99,7 @@ class Driver:
             try:
                 self._start(effect)
             except Refused as refused:  # the journal: nothing after this record may happen
-                self.state, _ = advance(self.state, Halted(refused.code, refused.text))
-                return True
+                return self._take(Halted(refused.code, refused.text))
         return False
 
     def _start(self, effect: Effect) -> None:
@@ -148,6 +150,8 @@ class Driver:
             args = await self._resolved(call)
             status = await self._until_answered(op, call, args, until_s)
         except AgentRefused as error:
+            if error.code == "fenced":  # somebody else steers now: neither forward nor back
+                return Halted("fenced", f"{call.node}: {error.text}")
             return OpEnded(op, False, code=error.code, text=f"{call.node}: {error.text}", began=False)
         except AgentUnreachable as error:
             text = f"{call.kind} on {call.node}: {error}. The node is unknown, not failed"
@@ -181,7 +185,10 @@ class Driver:
             except AgentRefused as error:
                 # A node that comes back gets the lease with the next renewal; one that is busy with what is
                 # left of an earlier run will be free.
-                if error.code not in ("stopping", "no-lease", "busy") or time.monotonic() >= until_s:
+                if (
+                    error.code not in ("starting", "stopping", "no-lease", "busy")
+                    or time.monotonic() >= until_s
+                ):
                     raise
             await asyncio.sleep(RETRY_S)
 

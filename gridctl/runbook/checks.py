@@ -164,7 +164,7 @@ CHECKS: dict[str, Check] = {
 
 def settled(context: Context, *, final: bool) -> Problem | None:
     """How a cut ended whose report was lost, read off the ranks: a problem of code "committed",
-    "target-lost" or "cut-aborted"; None while nobody can say.
+    "target-lost", "cut-aborted" or "job-lost"; None while nobody can say.
 
     That the old members train in the old epoch proves nothing before every deadline of the cut has
     passed (`final`); that a target trains, or that the epoch of a return is reached, proves it at once.
@@ -183,6 +183,12 @@ def settled(context: Context, *, final: bool) -> Problem | None:
             return Problem("committed", "the survivors train in the new epoch: the cut was committed")
         if all(_trains(rank, plan.epoch_from) for rank in sources):
             return Problem("cut-aborted", "the old members train on in the old epoch: the cut was called off")
+        if all(_status(context, m.node) for m in plan.members) and not any(
+            rank.job == plan.job and rank.state in ("training", "frozen")
+            for node in context.nodes.values()
+            for rank in ranks_of(node)
+        ):
+            return Problem("job-lost", "no process of the job lives: it must be requeued")
     return None
 
 

@@ -83,7 +83,12 @@ class Relay:
     def check(self, request: OpRequest) -> None:
         """Raises `Refused` for wrong args or a session that is not here."""
         arguments(request, RELAYED[request.kind])
-        session_of(request, self._sessions)
+        try:
+            session_of(request, self._sessions)
+        except Refused as refused:
+            if self._sessions.young and arguments(request, _ToSession).session in self._handovers.served:
+                raise Refused("starting", f"{refused}; this agent is new, try again in a moment") from None
+            raise
 
     async def run(self, request: OpRequest) -> Any:
         """Returns the session's reply."""
@@ -141,6 +146,8 @@ class Handovers:
 
     def __init__(self, log: OpLog, node: str) -> None:
         self._node = node
+        #: Sessions that an earlier agent of this node had to do with.
+        self.served = {str(entry.request.args.get("session")) for entry in log.entries.values()}
         self._members: dict[str, tuple[float, list[Member]]] = {}
         for entry in log.entries.values():
             self.remember(entry.request, entry.status.t_unix_s)
