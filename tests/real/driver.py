@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 #: Ranks wait before this step until a hand-over is prepared.
 HOLD = 6
-#: While one is prepared they train on, slowly, and wait here. The boundary then lies a few steps after.
-HOLD_PREPARED = 20
+#: While one is prepared they train on, slowly, and wait so many steps later. The boundary lies a few steps after.
+AHEAD = 8
 PACE_S = 0.01
 
 
@@ -38,12 +38,13 @@ class Handover:
         spares: "list[Holder] | None" = None,
         chair: int | None = None,  #: rank of the chair; the lowest survivor by default
         lead_steps: int = 3,
-        hold: int = HOLD_PREPARED,
+        then: int | None = None,  #: after the cut all wait again before this step
+        free: bool = False,  #: the job never waits for the hand-over; give it a pace
         **deadlines: float,  #: arm_deadline_s, cut_deadline_s, resume_deadline_s, ttl_s
     ) -> None:
         self.fleet, self.run, self.ranks = fleet, run, ranks
         self.damage, self.lead_steps, self.deadlines = damage, lead_steps, deadlines
-        self.hold = hold
+        self.then, self.free = then, free
         self.id = f"ho-{os.urandom(8).hex()}"
         fleet.fence += 1
         self.fence = fleet.fence
@@ -101,19 +102,22 @@ class Handover:
 
     def describe(self) -> None:
         """Asks the sources; they must come to a boundary, so the job may train on from here."""
-        self.run.wait_step(min(HOLD, self.hold))
+        self.run.wait_step(self.run.held)
         calls = [partial(self.op, self.run.ranks[rank], "job.describe", {}) for rank in self.ranks]
         asked = [self.fleet.pool.submit(call) for call in calls]
-        self.run.pace(PACE_S)
-        self.run.limit(self.hold)
+        if self.free:
+            (self.run.folder / "limit").unlink(missing_ok=True)
+        else:
+            self.run.pace(PACE_S)
+            self.run.limit(self.run.held + AHEAD)
         for rank, future in zip(self.ranks, asked, strict=True):
             while True:
                 try:
                     value = future.result(timeout=1.0)
                     break
                 except TimeoutError:  # all stand at the hold already: one step more
-                    self.hold += 1
-                    self.run.limit(self.hold)
+                    if not self.free:
+                        self.run.limit(self.run.held + 1)
             self.reports[rank] = msgspec.convert(value, wire.SessionReport)
 
     def launch(self, rank: int) -> wire.LaunchSpec:
@@ -211,13 +215,20 @@ class Handover:
         after = agent.client().status().stream_seq
         pending = self.start_cut()
         self.wait_phase(agent, after, "chair", ("go", "decided", "aborted"), pending)
-        self.run.let_run()
+        self.go_on()
         self.report = pending.result(DEADLINE_S)
         if self.report.outcome == "commit":
             self.moved()
         elif self.report.outcome == "returned":
             self.run.epoch = self.report.epoch
         return self.report
+
+    def go_on(self) -> None:
+        """Lets the job go on from the hold."""
+        if self.then is None:
+            self.run.let_run()
+        else:
+            self.run.limit(self.then)
 
     def moved(self) -> None:
         """The targets have the ranks now."""

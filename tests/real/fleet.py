@@ -1,7 +1,7 @@
 """Real training jobs under real agents, and hand-overs driven over HTTPS as the controller drives them.
 
 fleet = TrainingFleet(nodes=5)                    # agents n1..n5, a fork server
-run = fleet.start(Job("plain.py", steps=50))      # rank r trains on node r+1, and waits at step HOLD
+run = fleet.start(Job("ddp", steps=50))      # rank r trains on node r+1, and waits at step HOLD
 handover = fleet.handover(run, ranks=[1])         # spares are parked on the last node
 report = handover.swap()                          # step by step: see driver.py
 assert_same(run, run.finish(), fleet.control(run.job))   # every loss, and digests of the final state
@@ -30,11 +30,12 @@ from forkserver import JOBS, ForkServer, Process
 class Job:
     """What is trained. Equal jobs share one undisturbed run."""
 
-    script: str = "plain.py"  #: below tests/real/jobs
-    args: tuple[str, ...] = ()
+    kind: str = "ddp"  #: of training, see jobs/zoo.py
+    args: tuple[str, ...] = ()  #: after the kind
     world: int = 3
-    steps: int = 45
+    steps: int = 36
     env: tuple[tuple[str, str], ...] = ()
+    script: str = "zoo.py"
 
 
 @dataclass
@@ -64,9 +65,11 @@ class Run:
         self.ranks: dict[int, Holder] = {}
         self.left: list[Holder] = []  #: sources that gave their rank away, spares that were used up
         self.epoch = 0
+        self.held = 0  #: the step that no rank begins
 
     def limit(self, step: int) -> None:
         """No rank begins this step."""
+        self.held = step
         self._write("limit", str(step))
 
     def let_run(self) -> None:
@@ -107,8 +110,9 @@ class Run:
                 continue
 
             def look(rank: int = rank, agent: Agent = holder.agent) -> str:
+                self._check_alive()
                 found = [r for r in agent.client().status().ranks if (r.job, r.rank) == (self.name, rank)]
-                return found[0].session if found and self._check_alive() else ""
+                return found[0].session if found else ""
 
             holder.session = wait_for(f"the agent knows rank {rank} of {self.name}", look)
 
@@ -186,7 +190,11 @@ class TrainingFleet(Fleet):
             assert process.poll() is None, run.logs()
             return next((s.session for s in agent.client().status().spares if s.pid == process.pid), "")
 
-        spare.session = wait_for("the spare is parked", look)
+        try:
+            spare.session = wait_for("the spare is parked", look)
+        except AssertionError:
+            print(run.logs(), agent.log, agent.client().status(), process.pid)
+            raise
         return spare
 
     def control(self, job: Job) -> Trace:
@@ -201,7 +209,7 @@ class TrainingFleet(Fleet):
         return self._controls[job]
 
     def _new(self, job: Job) -> Run:
-        run = Run(self, job, f"j{self._next()}-{job.script.removesuffix('.py')}")
+        run = Run(self, job, f"j{self._next()}-{job.kind}")
         self.runs.append(run)
         return run
 
@@ -215,6 +223,7 @@ class TrainingFleet(Fleet):
             str(JOBS / run.job.script),
             str(run.folder),
             str(run.job.steps),
+            run.job.kind,
             *run.job.args,
         ]
 

@@ -112,8 +112,12 @@ class ForkServer:
 
 def main() -> int:
     """Serves until stdin ends; returns in every fork with its exit status."""
+    import cryptography.hazmat.primitives.ciphers.aead
+    import torch._dynamo
+    import torch._inductor
     import torch.distributed.fsdp
-    import torch.distributed.tensor  # noqa: F401
+    import torch.distributed.tensor
+    import torch.onnx
     import torchdata.stateful_dataloader  # noqa: F401
 
     children: dict[int, int] = {}  # pidfd -> pid
@@ -172,4 +176,6 @@ def say(**event: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # a fork need not take torch apart

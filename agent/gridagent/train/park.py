@@ -43,7 +43,13 @@ def main() -> int:
         CONTEXT.warm.wait(_WARM_TIMEOUT_S)
         if CONTEXT.failed or CONTEXT.session is None:
             raise LinkError(f"the script ended before it was warm: {CONTEXT.failed or 'it made no Session'}")
-        return wire.plain(CONTEXT.session.at_boundary(CONTEXT.session.report))
+        report: wire.SessionReport = CONTEXT.session.at_boundary(CONTEXT.session.report)
+        if report.buckets != CONTEXT.spare.buckets:
+            raise LinkError(
+                f"DDP's buckets are {report.buckets!r} here and {CONTEXT.spare.buckets!r} in the job: gradients "
+                "would be reduced crosswise. Is the model built in the same way on every rank?"
+            )
+        return wire.plain(report)
 
     def retire(_args: dict[str, Any]) -> Any:
         threading.Timer(0.2, os._exit, args=(0,)).start()
@@ -82,6 +88,9 @@ def _become(order: wire.Specialise) -> int:
         CONTEXT.failed = f"{type(error).__name__}: {error}"
         CONTEXT.warm.set()
         raise
+    if not CONTEXT.warm.is_set():
+        CONTEXT.failed = f"it came to its end within {order.warmup_steps} steps of step {order.step}"
+        CONTEXT.warm.set()
     return 0
 
 

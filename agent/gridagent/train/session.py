@@ -34,6 +34,8 @@ from gridagent.train.state import CATEGORIES, RankState, StateError, digests, in
 
 _log = logging.getLogger("gridagent.train")
 _DRAIN_S = 5.0
+#: Steps by which a warm-up may be prolonged.
+_WARMUP_MORE = 3
 
 
 class SessionError(RuntimeError):
@@ -67,6 +69,7 @@ class Session:
         self.is_owner = spare is None  #: does this process hold its rank in the live epoch?
         self.takeovers = 0  #: rises when this process takes a rank over: iterators made before are stale
         self._warmup_left = spare.warmup_steps if spare else 0
+        self._warming_up = spare is not None
         self._callbacks: list[Callable[[], None]] = []
         self._reopened: Iterator[Any] | None = None
         self._step_s: deque[float] = deque(maxlen=64)
@@ -128,7 +131,7 @@ class Session:
                 self._link.step(
                     wire.StepEntry(self.step - 1, time.time(), step_s, _number(loss), _number(grad_norm))
                 )
-        if self._warmup_left:
+        if self._warming_up:
             self._warm_up()
         elif self.attention:
             self._at_boundary()
@@ -215,11 +218,16 @@ class Session:
 
     def _warm_up(self) -> None:
         self._warmup_left -= 1
-        if self._warmup_left:
+        if self._warmup_left > 0 or (self._buckets_missing() and self._warmup_left > -_WARMUP_MORE):
             return
+        self._warming_up = False
         self.state.poison()
         CONTEXT.warm.set()
         self.obey()  # returns when this process has taken its rank, else the process ends
+
+    def _buckets_missing(self) -> bool:
+        """Does DDP not tell its rebuilt buckets yet? With a static graph that takes a step more."""
+        return CONTEXT.spare is not None and self.buckets() != CONTEXT.spare.buckets
 
     def take_over(self, step: int) -> None:
         """Everything of the rank is in place: from here on this process is the rank."""

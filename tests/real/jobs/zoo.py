@@ -1,0 +1,274 @@
+"""Small trainings of every kind. argv: FOLDER STEPS KIND [ARGUMENT ...]; the kinds are the functions with @kind."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import data
+import numpy as np
+import record
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from gridagent.train import Session
+
+
+@dataclass
+class Training:
+    """What one kind sets up. `apply` is called after the backward pass(es) of a step."""
+
+    model: nn.Module
+    optimizer: Any
+    forward: Callable[[Tensor], Tensor] | None = None  #: batch -> loss; else the mean square of the model
+    apply: Callable[[], None] | None = None
+    micro_batches: int = 1
+    before_step: Callable[[Session], Tensor | None] = lambda _session: None  #: may add to the loss
+    more: dict[str, Any] = field(default_factory=dict)  #: also registered
+
+
+KINDS: dict[str, Callable[..., Training]] = {}
+
+
+def kind(function: Callable[..., Training]) -> Callable[..., Training]:
+    KINDS[function.__name__] = function
+    return function
+
+
+def net(*, norm: bool = False) -> nn.Sequential:
+    torch.manual_seed(7)
+    first: list[nn.Module] = [nn.Linear(data.FEATURES, 50)]
+    middle: list[nn.Module] = [nn.BatchNorm1d(50)] if norm else []
+    return nn.Sequential(*first, *middle, nn.GELU(), nn.Dropout(0.1), nn.Linear(50, 34), nn.Tanh(), nn.Linear(34, 8))
+
+
+def adamw(model: nn.Module, **options: Any) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
+
+
+@kind
+def ddp() -> Training:
+    """BatchNorm, dropout, AdamW, clipping, a cosine schedule."""
+    model = DDP(net(norm=True))
+    optimizer = adamw(model)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, record.STEPS)
+
+    def apply() -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+    return Training(model, optimizer, apply=apply, more={"schedule": schedule})
+
+
+@kind
+def fsdp() -> Training:
+    """FSDP2; no layer's rows divide by the number of ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return _sharded(init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+@kind
+def hsdp() -> Training:
+    """A mesh of 2 x 2: sharded in one direction, replicated in the other. Four ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return _sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+
+
+def _sharded(mesh: Any) -> Training:
+    from torch.distributed.fsdp import fully_shard
+
+    model = net()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = adamw(model)
+
+    def apply() -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return Training(model, optimizer, apply=apply)
+
+
+@kind
+def ema() -> Training:
+    """An exponential moving average of the parameters."""
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    model = DDP(net(norm=True))
+    average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = adamw(model)
+
+    def apply() -> None:
+        optimizer.step()
+        average.update_parameters(model.module)
+
+    return Training(model, optimizer, apply=apply, more={"ema": average})
+
+
+@kind
+def accumulate() -> Training:
+    """Three micro-batches a step, then clipping. The windows lie across the ends of the data's epochs."""
+    model = DDP(net())
+    optimizer = adamw(model)
+
+    def apply() -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+
+    return Training(model, optimizer, apply=apply, micro_batches=3)
+
+
+@kind
+def scaler(dtype: str) -> Training:
+    """Mixed precision with a grad scaler; two steps overflow."""
+    model = DDP(net())
+    optimizer = adamw(model)
+    scale = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+    overflow = torch.ones(())
+
+    def forward(batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=getattr(torch, dtype)):
+            loss = model(batch).float().square().mean() * overflow
+        scaled: Tensor = scale.scale(loss)
+        return scaled
+
+    def apply() -> None:
+        scale.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scale.step(optimizer)
+        scale.update()
+
+    def before_step(session: Session) -> None:
+        overflow.fill_(float("inf") if session.step in (10, 25) else 1.0)
+
+    return Training(model, optimizer, forward, apply, before_step=before_step, more={"scaler": scale})
+
+
+@kind
+def optimizers(name: str) -> Training:
+    """Several parameter groups under one optimizer of each family that torch has for CPU."""
+    model = DDP(net())
+    layers = [layer for layer in model.module.children() if isinstance(layer, nn.Linear)]
+    groups = [{"params": list(layer.parameters()), "lr": 0.01 / (i + 1)} for i, layer in enumerate(layers)]
+    made: torch.optim.Optimizer
+    match name:
+        case "sgd":
+            made = torch.optim.SGD(groups, momentum=0.9, nesterov=True, weight_decay=1e-3)
+        case "adam":
+            made = torch.optim.Adam(groups, amsgrad=True, foreach=True)
+        case "fused":
+            made = torch.optim.AdamW(groups, fused=True)
+        case "tensor_lr":
+            made = torch.optim.AdamW([{**g, "lr": torch.tensor(g["lr"])} for g in groups], foreach=False)
+        case _:
+            made = torch.optim.RMSprop(groups, momentum=0.5, centered=True)
+    return Training(model, made)
+
+
+@kind
+def buckets() -> Training:
+    """DDP with several buckets, rebuilt after the first iteration."""
+    model = DDP(net(norm=True), bucket_cap_mb=0.004, gradient_as_bucket_view=True)
+    return Training(model, adamw(model))
+
+
+@kind
+def two_ddp() -> Training:
+    """Two DDP modules, each with several buckets."""
+    one, two = DDP(net(), bucket_cap_mb=0.004), DDP(net(norm=True), bucket_cap_mb=0.004)
+    optimizer = torch.optim.AdamW([*one.parameters(), *two.parameters()], lr=1e-2)
+    return Training(one, optimizer, lambda x: (one(x) - two(x)).square().mean(), more={"second": two})
+
+
+class Branches(nn.Module):
+    """Uses one of two branches, by its input; the other's parameters get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(data.FEATURES, 24)
+        self.branches = nn.ModuleList(nn.Linear(24, 8) for _ in range(2))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        output: Tensor = self.branches[int(batch[0, 0] > 0)](self.stem(batch).tanh())
+        return output
+
+
+@kind
+def unused() -> Training:
+    """find_unused_parameters: which ones are unused differs from rank to rank and step to step."""
+    torch.manual_seed(7)
+    model = DDP(Branches(), find_unused_parameters=True, bucket_cap_mb=0.001)
+    return Training(model, adamw(model))
+
+
+@kind
+def static() -> Training:
+    """static_graph."""
+    model = DDP(net(), static_graph=True, bucket_cap_mb=0.004)
+    return Training(model, adamw(model))
+
+
+@kind
+def late_group(*steps: str) -> Training:
+    """A group of ranks 0 and 2 is made before each of these steps, and used from then on."""
+    model = DDP(net())
+    due = [int(step) for step in steps]
+    groups: list[Any] = []
+
+    def before_step(session: Session) -> Tensor | None:
+        while due and session.step >= due[0]:
+            due.pop(0)
+            groups.append(dist.new_group([0, 2]))
+        extra = torch.full((1,), 0.001 * session.step * (1 + session.rank))
+        for group in groups:
+            if session.rank in (0, 2):
+                dist.all_reduce(extra, group=group)
+        return extra.sum()
+
+    return Training(model, adamw(model), before_step=before_step)
+
+
+def main() -> None:
+    dist.init_process_group("grid", timeout=timedelta(seconds=60))
+    rank = dist.get_rank()
+    arguments = [word for word in record.MORE if word != "torchdata"]
+    training = KINDS[arguments[0]](*arguments[1:])
+    loader: Any = data.torchdata_loader(rank) if "torchdata" in record.MORE else data.Loader(rank)
+    forward = training.forward or (lambda batch: training.model(batch).square().mean())
+    apply = training.apply or training.optimizer.step
+    session = Session(model=training.model, optimizer=training.optimizer, loader=loader, **training.more)
+    record.seed(100 + rank)
+    micro = 0
+    while session.step < record.STEPS:
+        for batch in session.batches(loader):
+            if micro == 0:
+                record.before_step(session)
+                extra = training.before_step(session)
+            noise = 1 + 0.01 * random.random() + 0.01 * float(np.random.rand())
+            loss = forward(batch) * noise
+            if extra is not None:
+                loss = loss + extra
+            loss.backward()
+            micro += 1
+            if micro < training.micro_batches:
+                continue
+            micro = 0
+            apply()
+            training.optimizer.zero_grad()
+            record.wrote(session, loss)
+            session.end_step(loss=loss)
+            if session.step >= record.STEPS:
+                break
+    record.done(session)
+    dist.destroy_process_group()
+
+
+main()
