@@ -8,14 +8,15 @@ if TYPE_CHECKING:
     from gridctl.control.client import Client
 
 
-def main(home: Home, *, read_only: bool = False) -> None:
+def main(home: Home, *, read_only: bool = False, listen: str = "") -> None:
     """Is the controller of `home` until SIGTERM, SIGINT or POST /v1/stop.
 
+    `listen` ("HOST:PORT"): nodes join and renew there as well; HOST is the address that they call.
     Raises `ConfigError`, or `GridctlError` if another one is at work.
     """
     from gridctl.control.process import serve
 
-    serve(home, read_only=read_only)
+    serve(home, read_only=read_only, listen=listen)
 
 
 def ensure(home: Home) -> "Client":

@@ -19,6 +19,7 @@ from gridctl.control.planner import make_plan
 from gridctl.control.sentinel import REREAD_RECORDS, Sentinel, close_incident
 from gridctl.control.settings import load_fleet, load_policy
 from gridctl.control.steplog import StepLog
+from gridctl.control.trustee import Trustee
 from gridctl.errors import ConfigError, Refused
 from gridctl.home import Home
 from gridctl.model.findings import Decision
@@ -41,26 +42,30 @@ class Controller:
     """One for each home. Raises `ConfigError` and `GridctlError` where the home is not usable."""
 
     def __init__(self, home: Home, *, read_only: bool = False) -> None:
-        from gridctl.trust import client_context
-
         self.home = home
         self.fleet = load_fleet(home)
         self.policy = load_policy(home)
         self.read_only = read_only or self.fleet.fleet.read_only
-        self.context = client_context(home.trust)
-        self.agents = Agents(self.context)
+        self.trustee = Trustee(home.trust)
+        self.agents = Agents(self.trustee.context, self._check_peer)
         holder = _holder(home)
         self.ledger = Ledger(home, holder)
         self.lease = FleetLease(self.agents, holder, lambda: self.urls, self._lease_lost)
         self.steps = StepLog()
         self.sentinel = Sentinel(self.ledger, self.steps, self._propose)
         self.nodes: dict[str, Node] = {}
+        self.followed: dict[str, int] = {}  #: node -> seq of the last record of its stream that was taken
         self._files = _stamps(home)
         self._drivers: dict[str, Driver] = {}
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
         self._poll: asyncio.Task[None] | None = None
         self._applying = asyncio.Lock()
+
+    def _check_peer(self, url: str, tls: Any) -> None:
+        """Raises `AgentRefused` unless the node that fleet.toml has at `url` is at the other end."""
+        name = next((name for name, its in self.urls.items() if its == url), "")
+        self.trustee.check(tls, name)
 
     @property
     def urls(self) -> dict[str, str]:
@@ -133,6 +138,7 @@ class Controller:
             if node.status and name not in self._followers:
                 after = max(0, node.status.stream_seq - REREAD_RECORDS)
                 self._followers[name] = asyncio.create_task(self._follow(name, node.url, after))
+        await self.trustee.turn(self.agents, self.nodes.values(), read_only=self.read_only)
         await self._relay_missed()
         self.sentinel.tick()
 
@@ -147,7 +153,7 @@ class Controller:
             del self.nodes[name]
             if follower := self._followers.pop(name, None):
                 follower.cancel()
-        self.context.load_cert_chain(self.home.trust / "operator.crt", self.home.trust / "operator.key")
+        self.trustee.reload()
 
     async def _follow(self, name: str, url: str, after: int) -> None:
         async for record in follow(self.agents, url, after):
@@ -158,6 +164,7 @@ class Controller:
                 log.warning("what %s tells is not written down: %s", name, error)
             except Exception:
                 log.exception("a record of %s was not understood", name)
+            self.followed[name] = record.seq
 
     # ----------------------------------------------------------------------------------------------
     # Plans and runs
@@ -259,7 +266,7 @@ class Controller:
         await asyncio.sleep(0)  # the run's first record
         if run not in self.ledger.runs:
             await self._runs[run]
-            problem = driver.state.problem
+            problem = driver.halted
             raise Refused(problem.code if problem else "journal", problem.text if problem else "not started")
         return self.ledger.run(run)
 
@@ -269,8 +276,11 @@ class Controller:
         finally:
             self.ledger.driven.discard(run)
             del self._drivers[run], self._runs[run]
-        if (problem := driver.state.problem) and driver.state.stage == "stopped":
-            log.warning("run %s stopped: %s", run, problem.text)
+        if problem := driver.halted:
+            log.warning("run %s was let go: %s", run, problem.text)
+            with contextlib.suppress(Refused):
+                text = f"run {run} was let go: {problem.text}; `gridctl run resume {run}` goes on"
+                self.ledger.append("note", {"incident": plan.incident, "run": run, "text": text})
         ended = self.ledger.runs.get(run)
         if ended and (ended[1].state == "done" or (ended[1].ended and self._manual(plan.incident))):
             with contextlib.suppress(Refused):

@@ -58,7 +58,7 @@ def _opened(name: str, record: Record) -> Incident:
         title=data["title"],
         node=data["node"],
         job=data.get("job", ""),
-        opened_unix_s=record.t_unix_s,
+        opened_unix_s=data.get("t_unix_s", record.t_unix_s),
     )
 
 

@@ -8,10 +8,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 from gridctl.control.client import Client, listens
 from gridctl.errors import ConfigError, GridctlError, Unanswered
 from gridctl.home import Home
+
+if TYPE_CHECKING:
+    from gridctl.control.controller import Controller
 
 #: Importing, reading the journal and asking every node once, on a loaded machine.
 START_S = 60.0
@@ -21,9 +26,9 @@ LOCK_S = 2.0
 TAIL_BYTES = 1500
 
 
-def serve(home: Home, *, read_only: bool) -> None:
+def serve(home: Home, *, read_only: bool, listen: str) -> None:
     """Is the controller in this process. Raises `GridctlError`."""
-    from gridctl.trust import TrustError
+    from gridctl.trust import IdentityError, TrustError
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -31,14 +36,14 @@ def serve(home: Home, *, read_only: bool) -> None:
     lock = _lock(home, patience_s=LOCK_S)
     os.chdir(home.state)  # the folder where it was started may be unmounted
     try:
-        asyncio.run(_serve(home, read_only))
-    except TrustError as error:
+        asyncio.run(_serve(home, read_only, listen))
+    except (TrustError, IdentityError) as error:
         raise ConfigError(str(error)) from None
     finally:
         os.close(lock)
 
 
-async def _serve(home: Home, read_only: bool) -> None:
+async def _serve(home: Home, read_only: bool, listen: str) -> None:
     from aiohttp import web
 
     from gridctl.control.controller import Controller
@@ -48,9 +53,12 @@ async def _serve(home: Home, read_only: bool) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     controller = Controller(home, read_only=read_only)
+    stop_joining: Callable[[], Awaitable[None]] | None = None
     runner = web.AppRunner(Service(controller, stop).application(), access_log=None, shutdown_timeout=1.0)
     try:
         await controller.start()
+        if listen:
+            stop_joining = await _let_join(controller, listen)
         await runner.setup()
         with contextlib.suppress(FileNotFoundError):  # what a killed controller left behind
             home.socket.unlink()
@@ -64,8 +72,26 @@ async def _serve(home: Home, read_only: bool) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             home.socket.unlink()
+        if stop_joining:
+            await stop_joining()
         await controller.close()
         await runner.cleanup()
+
+
+async def _let_join(controller: "Controller", listen: str) -> Callable[[], Awaitable[None]]:
+    """Opens the endpoint where nodes enrol and renew. Returns what closes it."""
+    from gridctl.trust import Authority, serve_join
+
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"--listen {listen}: HOST:PORT is needed")
+
+    def audit(data: dict[str, Any]) -> None:
+        controller.ledger.append("audit", {"what": "join", **data})
+
+    url, stop = await serve_join(Authority(controller.home.trust), host.strip("[]"), int(port), audit)
+    logging.getLogger("gridctl.control").info("nodes join at %s", url)
+    return stop
 
 
 def ensure_running(home: Home) -> Client:

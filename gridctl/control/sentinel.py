@@ -89,8 +89,6 @@ class Sentinel:
         if tuple(key) in self._ledger.said:
             return
         incident = self._incident(output)
-        if isinstance(output, Verdict) and incident is None:
-            return  # a node that becomes healthy, or blind, without anything else is in the views already
         data = {**data, "key": key, "incident": incident.id if incident else ""}
         self._ledger.append("finding" if isinstance(output, Finding | Verdict) else "decision", data)
         if isinstance(output, Decision) and incident and output.decision == "swap_now":
@@ -115,6 +113,7 @@ class Sentinel:
                 "kind": output.kind,
                 "node": output.node,
                 "title": f"{output.kind} on {where}",
+                "t_unix_s": output.t_unix_s,
             },
         )
         return incidents.get(name)

@@ -77,6 +77,7 @@ class Service:
                 "since_unix_s": self._since_unix_s,
                 "journal_seq": controller.ledger.seq,
                 "nodes_reachable": reachable,
+                "followed": controller.followed,
                 "runs_in_hand": sorted(controller.ledger.driven),
             }
         )

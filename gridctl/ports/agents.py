@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Given the agent's base URL and the connection's TLS object; raises `AgentRefused` for the wrong peer.
+CheckPeer = Callable[[str, Any], None]
+
 CONNECT_S = 3.0
 READ_S = 10.0
 #: An agent that has nothing to say sends a beat more often than this; silence means a dead connection.
@@ -51,11 +54,16 @@ class AgentRefused(AgentError):
 
 
 class Agents:
-    """All agents of a fleet, with connections that are kept. Close it on the loop that used it."""
+    """All agents of a fleet, with connections that are kept. Close it on the loop that used it.
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    `check_peer` looks at every answer's connection: TLS has checked the chain and the address, not
+    the role, the name and revocations since.
+    """
+
+    def __init__(self, context: ssl.SSLContext, check_peer: CheckPeer = lambda url, tls: None) -> None:
         import httpx
 
+        self._check_peer = check_peer
         self._client = httpx.AsyncClient(
             verify=context,
             trust_env=False,
@@ -74,6 +82,10 @@ class Agents:
 
     async def lease(self, url: str, request: LeaseRequest) -> LeaseReply:
         return await self._call("POST", f"{url}/v1/lease", LeaseReply, body=request)
+
+    async def put_crl(self, url: str, pem: bytes) -> None:
+        """Gives the agent a revocation list; it refuses one that is older than its own."""
+        await self._call("PUT", f"{url}/v1/crl", dict[str, Any], content=pem)
 
     async def freeze(self, url: str, request: FreezeRequest) -> None:
         await self._call("POST", f"{url}/v1/freeze", dict[str, Any], body=request)
@@ -99,6 +111,7 @@ class Agents:
             async with self._client.stream(
                 "GET", target, params={"after": after}, timeout=_timeout(STREAM_SILENCE_S)
             ) as response:
+                self._check_peer(url, _tls(response))
                 if response.status_code >= 400:
                     await response.aread()
                     raise _refusal(response)
@@ -116,11 +129,12 @@ class Agents:
         *,
         params: dict[str, str | int | float] | None = None,
         body: msgspec.Struct | None = None,
+        content: bytes | None = None,
         read_s: float = READ_S,
     ) -> T:
         import httpx
 
-        content = None if body is None else msgspec.json.encode(body)
+        content = content if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"content-type": "application/json"}
         try:
             response = await self._client.request(
@@ -128,6 +142,7 @@ class Agents:
             )
         except httpx.HTTPError as error:
             raise _unreachable(url, error) from error
+        self._check_peer(url.partition("/v1/")[0], _tls(response))
         if response.status_code >= 400:
             raise _refusal(response)
         try:
@@ -156,6 +171,10 @@ async def follow(
             on_error(error)
         await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
         failures += 1
+
+
+def _tls(response: "httpx.Response") -> Any:
+    return response.extensions["network_stream"].get_extra_info("ssl_object")
 
 
 def _timeout(read_s: float) -> "httpx.Timeout":

@@ -1,6 +1,6 @@
 """The fleet's private CA: who may do what is decided by certificates that it signs."""
 
-from gridagent.identity import client_context, expiry_warnings, permission_warnings
+from gridagent.identity import IdentityError, client_context, expiry_warnings, peer_of, permission_warnings
 from gridctl.trust.authority import Authority
 from gridctl.trust.errors import KeyringIsLocked, KeyringUnavailable, TokenRefused, TrustError
 from gridctl.trust.health import attestation_state, skew_warning, version_warnings
@@ -8,6 +8,7 @@ from gridctl.trust.join_server import serve_join
 
 __all__ = [
     "Authority",
+    "IdentityError",
     "KeyringIsLocked",
     "KeyringUnavailable",
     "TokenRefused",
@@ -15,6 +16,7 @@ __all__ = [
     "attestation_state",
     "client_context",
     "expiry_warnings",
+    "peer_of",
     "permission_warnings",
     "serve_join",
     "skew_warning",

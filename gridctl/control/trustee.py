@@ -1,0 +1,74 @@
+"""What the controller owes the fleet's trust: peers checked, lists passed on, its own certificate renewed."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gridctl.model.fleet import Node
+from gridctl.ports.agents import AgentRefused, Agents, AgentUnreachable
+from gridctl.trust import Authority, IdentityError, TrustError, client_context, peer_of
+
+TEND_S = 3600.0
+
+log = logging.getLogger("gridctl.control")
+
+
+class Trustee:
+    """Works without the root key. Raises `IdentityError` where the trust folder is incomplete."""
+
+    def __init__(self, trust: Path) -> None:
+        self._trust = trust
+        self.context = client_context(trust)
+        self._tended_s = float("-inf")
+        self._given: dict[str, str] = {}  #: node -> digest of the list that it has from here
+
+    def check(self, tls: Any, node: str) -> None:
+        """Raises `AgentRefused` unless an unrevoked `node` ("": any node) is at the other end."""
+        try:
+            peer = peer_of(tls, self._trust, node=node)
+        except IdentityError as error:
+            raise AgentRefused("forbidden", str(error)) from None
+        if peer.role != "node":
+            raise AgentRefused("forbidden", f"{peer} answered, which is no node")
+
+    def reload(self) -> None:
+        """New connections show the certificate that lies in the folder now."""
+        self.context.load_cert_chain(self._trust / "operator.crt", self._trust / "operator.key")
+
+    async def turn(self, agents: Agents, nodes: Iterable[Node], *, read_only: bool) -> None:
+        """To be called now and then."""
+        if time.monotonic() - self._tended_s > TEND_S and (self._trust / "issuer.key").exists():
+            self._tended_s = time.monotonic()
+            self._tend()
+        if not read_only:
+            await self._pass_on(agents, nodes)
+
+    def _tend(self) -> None:
+        try:
+            for line in Authority(self._trust).tend():
+                log.info("%s", line)
+                self.reload()
+        except (TrustError, IdentityError, OSError) as error:
+            log.warning("the operator's certificate: %s", error)
+
+    async def _pass_on(self, agents: Agents, nodes: Iterable[Node]) -> None:
+        """Every node that answers gets the newest revocation list once."""
+        try:
+            pem = (self._trust / "crl.pem").read_bytes()
+        except OSError:
+            return
+        digest = hashlib.sha256(pem).hexdigest()
+        for node in nodes:
+            if not node.reachable:
+                self._given.pop(node.name, None)
+            elif self._given.get(node.name) != digest:
+                try:
+                    await agents.put_crl(node.url, pem)
+                except AgentRefused as error:
+                    log.warning("%s did not take the revocation list: %s", node.name, error.text)
+                except AgentUnreachable:
+                    continue  # tried again with the next turn
+                self._given[node.name] = digest
