@@ -53,6 +53,11 @@ def plan_page(plan: Plan) -> Page:
         ("cost", f"{pause}, {preparation}, {size(cost.state_bytes)} of state"),
         ("in money", "" if cost.usd is None else f"{cost.usd:.2f} USD"),
         ("basis", cost.basis),
+        (
+            "now or later",
+            f"{cost.now_gpu_h:.2g} GPU-h now, {cost.deferred_gpu_h:.2g} GPU-h if deferred by a day",
+        ),
+        *(("", line) for line in cost.comparison),
         ("bit-identical", "yes" if plan.bit_identical else "NO, see below"),
         ("expires", local(plan.expires_unix_s)),
         ("digest", plan.digest),

@@ -1,12 +1,17 @@
 """Making a fleet and adding nodes from the command line, where no keyring runs."""
 
+import contextlib
 import shutil
+import socket
+import subprocess
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from agents import wait_for
 from command_line import OnTerminal, data, gridctl
 
 from gridagent.enrolment import JoinToken
@@ -67,3 +72,26 @@ def test_the_doctor_ends_with_7_where_something_must_be_put_right(home: Path) ->
     (home / "trust/operator.key").chmod(0o644)
     done = gridctl(home, "doctor", expect=Exit.NOT_VERIFIED)
     assert "chmod 600" in done.stdout
+
+
+def test_a_node_joins_is_seen_and_is_revoked(home: Path) -> None:
+    make_fleet(home)
+    watchman = OnTerminal(home, "watch", "--listen", "127.0.0.1:0")
+    wait_for("nodes can join", (home / "trust/join.url").exists)
+    with contextlib.closing(socket.create_server(("127.0.0.31", 0))) as free:
+        port = free.getsockname()[1]
+    token = gridctl(home, "enroll", "n1", "--address", f"127.0.0.31:{port}").stdout
+    node = home / "n1"
+    agent = [sys.executable, "-m", "gridagent"]
+    subprocess.run([*agent, "join", "-", "--home", str(node)], input=token, text=True, check=True, timeout=60)
+    with subprocess.Popen([*agent, "serve", "--home", str(node)], stderr=subprocess.DEVNULL) as serving:
+        try:
+            wait_for("the controller sees it", lambda: data(home, "nodes", "n1")[0]["reachable"])
+            serials = gridctl(home, "revoke", "n1", "--yes", "--reason", "stolen").stdout.split()
+            assert len(serials) == 1
+            wait_for("its certificate counts no more", lambda: not data(home, "nodes", "n1")[0]["reachable"])
+        finally:
+            serving.terminate()
+    watchman.interrupts()
+    assert watchman.ends() == Exit.OK, watchman.screen
+    assert data(home, "journal", "verify")["ok"] is True
