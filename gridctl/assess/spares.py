@@ -1,4 +1,4 @@
-"""Which node should take over: refusals first, then a rank with its reasons.
+"""Which node should take over: usable spares in order, with the reasons for and against each.
 
 The order of the candidates never matters: equals are ordered by name.
 """
@@ -15,85 +15,26 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A node, as far as it matters for a choice. "" and None mean unknown."""
 
     node: str
-    serial: str = ""
-    gpus: int = 0
-    gpu_model: str = ""
     driver: str = ""
     rack: str = ""
     nvlink_domain: str = ""
     cooling_zone: str = ""
-    free: int = 0  #: parked spare processes
-    quarantined: bool = False
-    cordoned: bool = False
     verdict: str = "healthy"  #: of detection: healthy, suspect, faulty, blind
     repaired_days_ago: float | None = None
     faults_30d: int = 0
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What a site insists on."""
-
-    same_rack: bool = False
-    same_driver: bool = True
-    same_size: bool = True
-
-
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):
-    """A spare that may be taken. `score` counts the reasons for it; `reasons` names those against it too."""
+    """A spare in its place. `score` weighs the reasons for it; `reasons` names those against it too."""
 
     node: str
     score: int
     reasons: list[str]
 
 
-class RefusedSpare(msgspec.Struct, frozen=True, kw_only=True):
-    """A spare that may not be taken: all its reasons, by code."""
-
-    node: str
-    reasons: dict[str, str]
-
-
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Usable spares, the best first, and the refused ones by name."""
-
-    usable: list[Ranked]
-    refused: list[RefusedSpare]
-
-
-def rank(source: Candidate, spares: Iterable[Candidate], rules: Rules, *, needed: int = 1) -> Choice:
-    """Ranks `spares` for the node `source`, of which `needed` processes should move."""
-    usable: list[Ranked] = []
-    refused: list[RefusedSpare] = []
-    for spare in spares:
-        if reasons := _refusals(source, spare, rules, needed):
-            refused.append(RefusedSpare(node=spare.node, reasons=reasons))
-        else:
-            usable.append(_ranked(source, spare))
-    usable.sort(key=lambda found: (-found.score, found.node))
-    refused.sort(key=lambda found: found.node)
-    return Choice(usable=usable, refused=refused)
-
-
-def _refusals(source: Candidate, spare: Candidate, rules: Rules, needed: int) -> dict[str, str]:
-    """Codes as in `gridctl.model.refusals`."""
-    found = {}
-    if spare.node == source.node or (spare.serial and spare.serial == source.serial):
-        found["same-host"] = f"it is the machine that should be left (serial {spare.serial or 'unknown'})"
-    if spare.quarantined:
-        found["spare-quarantined"] = "it is quarantined"
-    if spare.cordoned:
-        found["spare-cordoned"] = "it is cordoned"
-    if spare.verdict in ("faulty", "blind"):
-        found["spare-unfit"] = f"detection says {spare.verdict}"
-    if spare.free < needed:
-        found["no-spare"] = f"{needed} parked processes are needed, it has {spare.free}"
-    if rules.same_size and (spare.gpus, spare.gpu_model) != (source.gpus, source.gpu_model):
-        found["spare-size"] = f"{_size(spare)}, where {_size(source)} are needed"
-    if rules.same_driver and spare.driver != source.driver:
-        found["spare-driver"] = f"driver {spare.driver or 'unknown'}, not {source.driver or 'unknown'}"
-    if rules.same_rack and spare.rack != source.rack:
-        found["spare-rack"] = f"rack {spare.rack or 'unknown'}, not {source.rack or 'unknown'}"
-    return found
+def rank(source: Candidate, spares: Iterable[Candidate]) -> list[Ranked]:
+    """Usable `spares` for the node `source`, the best first. What forbids one is for the pre-flight.""" ""
+    return sorted((_ranked(source, spare) for spare in spares), key=lambda found: (-found.score, found.node))
 
 
 def _ranked(source: Candidate, spare: Candidate) -> Ranked:
@@ -118,7 +59,3 @@ def _ranked(source: Candidate, spare: Candidate) -> Ranked:
 
 def _same(one: str, other: str) -> bool:
     return one == other != ""
-
-
-def _size(node: Candidate) -> str:
-    return f"{node.gpus} x {node.gpu_model or 'unknown GPU'}"

@@ -37,6 +37,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int
     usd: float | None = None  #: of the pause, all ranks waiting; None without a price
     basis: str = ""  #: what the estimate rests on
+    now_gpu_h: float = 0.0  #: acting now, against waiting a day: see `gridctl.assess.costs`
+    deferred_gpu_h: float = 0.0
+    comparison: list[str] = []  #: every part of both, one line each, with what it rests on
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from gridagent.wire import (
     Specialise,
     plain,
 )
+from gridctl.assess.costs import Situation, compare, priors
 from gridctl.model.fleet import Job, Node, Spare
 from gridctl.model.plans import Call, Cost, Plan, Step
 from gridctl.model.policy import Policy
@@ -30,6 +31,8 @@ from gridctl.runbook.references import launch_reference, result_reference
 from gridctl.runbook.selection import Selection, refuse_if_fatal, status_of
 
 LEAD_STEPS = 3
+#: The alternative that a plan is weighed against: waiting for tomorrow.
+DEFER_H = 24.0
 WARMUP_STEPS = 3
 #: An operation of a run that was turned back may still run on the node for so long.
 BUSY_S = 90.0
@@ -336,6 +339,17 @@ def _cost(
     usd = None
     if policy.price_usd_per_gpu_h and gpus:
         usd = pause_s / 3600 * gpus * policy.price_usd_per_gpu_h
+    weighed = compare(
+        Situation(
+            job_gpus=gpus or len(job.ranks),  # on CPU a rank counts as one device
+            spare_gpus=0,  # a parked spare costs the same whether it is used today or tomorrow
+            pause_s=pause_s,
+            defer_h=DEFER_H,
+            usd_per_gpu_h=policy.price_usd_per_gpu_h or None,
+        ),
+        priors(),
+    )
+    sides = (("now", weighed.now), (f"in {DEFER_H:g} h", weighed.deferred))
     return Cost(
         steps_lost=0,
         pause_s=pause_s,
@@ -343,6 +357,13 @@ def _cost(
         state_bytes=state_bytes,
         usd=usd,
         basis=why,
+        now_gpu_h=weighed.now.gpu_h,
+        deferred_gpu_h=weighed.deferred.gpu_h,
+        comparison=[
+            f"{when}: {part.name} {part.gpu_h:.3g} GPU-h ({part.how}; {part.basis})"
+            for when, cost in sides
+            for part in cost.parts
+        ],
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from gridagent.wire import Blocker
+from gridctl.assess.spares import Candidate, rank
 from gridctl.model.fleet import Node, Rank, Spare, spares
 from gridctl.model.policy import Policy
 from gridctl.runbook.preflight import fatal, of_node, of_spare
@@ -13,7 +14,7 @@ def choose(
 ) -> tuple[list[Spare], list[Blocker]]:
     """One spare for every rank, in their order, or none and why not.
 
-    All on one node where that is possible, then near the source (rack, NVLink domain), then by name.
+    All on one node where that is possible, then in the order of `gridctl.assess.spares`, then by name.
     """
     parked = [s for s in spares(nodes.values()) if s.state == "parked" and to in ("", s.node)]
     if not parked:
@@ -31,16 +32,22 @@ def choose(
     for spare in free:
         by_node.setdefault(spare.node, []).append(spare)
 
-    def order(name: str) -> tuple[bool, bool, bool, str]:
-        there, here = nodes[name].status, source.status
-        assert there is not None
-        assert here is not None
-        far = there.rack != here.rack
-        other_domain = there.nvlink_domain != here.nvlink_domain
-        return (len(by_node[name]) < len(ranks), far, other_domain, name)
+    ranked = [found.node for found in rank(candidate(source), (candidate(nodes[name]) for name in by_node))]
+    ranked.sort(key=lambda name: len(by_node[name]) < len(ranks))  # stable: the order within stays
+    return [spare for name in ranked for spare in by_node[name]][: len(ranks)], []
 
-    ordered = [spare for name in sorted(by_node, key=order) for spare in by_node[name]]
-    return ordered[: len(ranks)], []
+
+def candidate(node: Node) -> Candidate:
+    """A reachable node as the ranking sees it."""
+    status = node.status
+    assert status is not None
+    return Candidate(
+        node=node.name,
+        driver=status.driver,
+        rack=status.rack,
+        nvlink_domain=status.nvlink_domain,
+        cooling_zone=status.cooling_zone,
+    )
 
 
 def _objections(

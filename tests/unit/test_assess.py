@@ -6,14 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gridctl.assess.costs import BASE_RATE, Situation, base_rate, compare, priors
-from gridctl.assess.spares import Candidate, Rules, rank
+from gridctl.assess.spares import Candidate, rank
 
 PRIOR = priors()
 SOURCE = Candidate(
     node="n2",
-    serial="S2",
-    gpus=8,
-    gpu_model="H100",
     driver="580",
     rack="r1",
     nvlink_domain="d1",
@@ -22,7 +19,7 @@ SOURCE = Candidate(
 
 
 def spare(name: str, **changes: object) -> Candidate:
-    base = msgspec.structs.replace(SOURCE, node=name, serial=f"S-{name}", free=1)
+    base = msgspec.structs.replace(SOURCE, node=name)
     return msgspec.structs.replace(base, **changes)
 
 
@@ -116,30 +113,6 @@ def test_costs_against_a_slow_twin(s: Situation) -> None:
         assert (cost.usd is None) == (s.usd_per_gpu_h is None)
 
 
-def test_spares_are_refused_for_all_their_reasons() -> None:
-    wrong = spare(
-        "n9", gpus=4, driver="570", rack="r2", quarantined=True, cordoned=True, verdict="blind", free=0
-    )
-    choice = rank(SOURCE, [SOURCE, spare("n8", serial="S2"), wrong], Rules(same_rack=True))
-    assert choice.usable == []
-    by_name = {refused.node: set(refused.reasons) for refused in choice.refused}
-    assert "same-host" in by_name["n2"]
-    assert by_name["n8"] == {"same-host"}
-    assert by_name["n9"] == {
-        "spare-quarantined",
-        "spare-cordoned",
-        "spare-unfit",
-        "no-spare",
-        "spare-size",
-        "spare-driver",
-        "spare-rack",
-    }
-    loose = rank(
-        SOURCE, [spare("n9", gpus=4, driver="570", rack="r2")], Rules(same_driver=False, same_size=False)
-    )
-    assert [found.node for found in loose.usable] == ["n9"]
-
-
 def test_the_better_spare_is_first_and_says_why() -> None:
     choice = rank(
         SOURCE,
@@ -150,11 +123,10 @@ def test_the_better_spare_is_first_and_says_why() -> None:
             spare("n7", verdict="suspect"),
             spare("n8", faults_30d=2),
         ],
-        Rules(),
     )
-    assert [found.node for found in choice.usable] == ["n5", "n4", "n8", "n6", "n7"]
-    assert "same rack" in choice.usable[0].reasons
-    assert "repaired within 7 days" in choice.usable[3].reasons
+    assert [found.node for found in choice] == ["n5", "n4", "n8", "n6", "n7"]
+    assert "same rack" in choice[0].reasons
+    assert "repaired within 7 days" in choice[3].reasons
 
 
 CANDIDATES = st.lists(
@@ -166,7 +138,6 @@ CANDIDATES = st.lists(
         nvlink_domain=st.sampled_from(["", "d1", "d2"]),
         cooling_zone=st.sampled_from(["z1", "z2"]),
         verdict=st.sampled_from(["healthy", "suspect", "faulty", "blind"]),
-        free=st.integers(0, 2),
         faults_30d=st.integers(0, 2),
         repaired_days_ago=st.none() | st.floats(0, 20),
     ),
@@ -174,17 +145,15 @@ CANDIDATES = st.lists(
 )
 
 
-@given(CANDIDATES, st.randoms(use_true_random=False), st.builds(Rules, same_rack=st.booleans()))
-def test_order_of_candidates_never_matters(candidates: list[Candidate], chance: object, rules: Rules) -> None:
+@given(CANDIDATES, st.randoms(use_true_random=False))
+def test_order_of_candidates_never_matters(candidates: list[Candidate], chance: object) -> None:
     shuffled = list(candidates)
     chance.shuffle(shuffled)  # type: ignore[attr-defined]
-    choice = rank(SOURCE, candidates, rules)
-    assert rank(SOURCE, shuffled, rules) == choice
-    assert sorted([r.node for r in choice.usable] + [r.node for r in choice.refused]) == sorted(
-        c.node for c in candidates
-    )
+    choice = rank(SOURCE, candidates)
+    assert rank(SOURCE, shuffled) == choice
+    assert sorted(found.node for found in choice) == sorted(c.node for c in candidates)
     named = {c.node: c for c in candidates}
-    keys = [slow_key(named[found.node]) for found in choice.usable]
+    keys = [slow_key(named[found.node]) for found in choice]
     assert keys == sorted(keys)
 
 
