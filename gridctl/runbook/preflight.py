@@ -13,6 +13,7 @@ Rates = Iterable[tuple[int, float]]
 
 
 def fatal(code: str, text: str) -> Blocker:
+    """A blocker that makes the swap impossible."""
     return Blocker(code=code, text=text, fatal=True)
 
 

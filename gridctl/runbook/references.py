@@ -22,6 +22,7 @@ def result_reference(step: str, index: int = 0) -> dict[str, Any]:
 
 
 def launch_digest(spec: LaunchSpec) -> str:
+    """SHA-256 over the spec's JSON, keys in order."""
     return hashlib.sha256(_canonical(spec)).hexdigest()
 
 
