@@ -58,7 +58,9 @@ class Page:
 
 def _facts(facts: Sequence[tuple[str, object]], colour: bool) -> str:
     room = max((len(name) for name, _ in facts), default=0) + 2
-    lines = [f"{name + ':':<{room}}{clean(value)}" for name, value in facts if value not in ("", None)]
+    lines = [
+        f"{name and name + ':':<{room}}{clean(value)}" for name, value in facts if value not in ("", None)
+    ]
     return "".join((painted(line) if colour else line) + "\n" for line in lines)
 
 
