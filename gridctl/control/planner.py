@@ -28,7 +28,6 @@ class World(Protocol):
     ledger: Ledger
     lease: FleetLease
     policy: Policy
-    read_only: bool
 
     async def look(self, names: set[str]) -> Mapping[str, Node]:
         """The nodes of these names, asked just now; all with an empty set."""
@@ -46,7 +45,7 @@ async def make_plan(world: World, request: Request) -> Plan:
     plan_id, handover = f"p-{secrets.token_hex(4)}", f"h-{secrets.token_hex(6)}"
     incident = request.incident or f"i-{secrets.token_hex(4)}"
     try:
-        reports = [await _describe(world, plan_id, move, nodes) for move in selection.moves]
+        reports = [await _describe(world, plan_id, move) for move in selection.moves]
         launches = [
             await world.agents.launch(move.source.url, selection.job.name, move.rank)
             for move in selection.moves
@@ -82,23 +81,8 @@ async def make_plan(world: World, request: Request) -> Plan:
     return plan
 
 
-async def _describe(world: World, plan_id: str, move: Move, nodes: Mapping[str, Node]) -> SessionReport:
+async def _describe(world: World, plan_id: str, move: Move) -> SessionReport:
     """What the session of a rank says of itself. Raises `Refused` rank-silent if it says nothing."""
-    try:
-        return await _asked(world, plan_id, move)
-    except AgentRefused as error:
-        if error.code not in ("no-lease", "fenced") or world.read_only:
-            raise
-    # An agent that wants a lease even for a question gets one for as long as the question takes.
-    highest = max((node.status.fence for node in nodes.values() if node.status), default=0)
-    await world.lease.take(plan_id, highest)
-    try:
-        return await _asked(world, plan_id, move)
-    finally:
-        await world.lease.drop(plan_id)
-
-
-async def _asked(world: World, plan_id: str, move: Move) -> SessionReport:
     request = OpRequest(
         id=f"{plan_id}.describe.{move.rank}",
         run=plan_id,
