@@ -129,15 +129,18 @@ class Session:
 
 
 class Sessions:
-    """All sessions of the node. `on_ask` answers what a session wants of the agent."""
+    """All sessions of the node. `on_ask` answers what a session wants of the agent; `successor`: another
+    agent had this home before, whose sessions come here now."""
 
-    def __init__(self, path: Path, spool: Spool, launches: Launches, on_ask: AskHandler) -> None:
+    def __init__(
+        self, path: Path, spool: Spool, launches: Launches, on_ask: AskHandler, *, successor: bool
+    ) -> None:
         self._path = path
         self._spool = spool
         self._launches = launches
         self._on_ask = on_ask
         self._server: asyncio.Server | None = None
-        self._since_s = time.monotonic()
+        self._complete_at_s = time.monotonic() + RECONNECT_S if successor else 0.0
         self._by_id: dict[str, Session] = {}
         # Not from 1: a late reply to an agent that died must not answer its successor.
         self._next_id = time.time_ns()
@@ -165,9 +168,9 @@ class Sessions:
         self._path.unlink(missing_ok=True)
 
     @property
-    def young(self) -> bool:
-        """Whether sessions of an earlier agent may still be on their way here."""
-        return time.monotonic() - self._since_s < RECONNECT_S
+    def complete(self) -> bool:
+        """Whether no session of an earlier agent can be on its way here any more."""
+        return time.monotonic() >= self._complete_at_s
 
     def ranks(self) -> list[RankStatus]:
         """Ranks that live here, or ended here, by job and rank."""

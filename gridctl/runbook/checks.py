@@ -167,7 +167,8 @@ def settled(context: Context, *, final: bool) -> Problem | None:
     "target-lost", "cut-aborted" or "job-lost"; None while nobody can say.
 
     That the old members train in the old epoch proves nothing before every deadline of the cut has
-    passed (`final`); that a target trains, or that the epoch of a return is reached, proves it at once.
+    passed (`final`); that a target trains, that the epoch of a return is reached, or that nobody lives
+    any more of those who train, proves it at once.
     """
     plan = context.plan
     sources = [_find(context, move.source.session) for move in plan.moves]
@@ -177,6 +178,8 @@ def settled(context: Context, *, final: bool) -> Problem | None:
     if all(_trains(rank, plan.epoch_to + 1) for rank in sources):
         text = f"the new process was lost before its first step; the old members train in {plan.epoch_to + 1}"
         return Problem("target-lost", text)
+    if all(_lost(context, member.session) for member in plan.members if member.role != "target"):
+        return Problem("job-lost", "every process that trained has ended: the job must be requeued")
     if final:
         survivors = [_find(context, m.session) for m in plan.members if m.role == "survivor"]
         if any(_trains(rank, plan.epoch_to) for rank in survivors):
@@ -190,6 +193,12 @@ def settled(context: Context, *, final: bool) -> Problem | None:
         ):
             return Problem("job-lost", "no process of the job lives: it must be requeued")
     return None
+
+
+def _lost(context: Context, session: str) -> bool:
+    """Whether its agent, asked just now, is sure that the process has ended."""
+    nodes = [node.status for node in context.nodes.values() if node.reachable and node.status]
+    return any((r.session, r.state) == (session, "lost") for status in nodes for r in status.ranks)
 
 
 def _trains(rank: Rank | None, epoch: int) -> bool:

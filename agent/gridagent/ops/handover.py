@@ -83,12 +83,7 @@ class Relay:
     def check(self, request: OpRequest) -> None:
         """Raises `Refused` for wrong args or a session that is not here."""
         arguments(request, RELAYED[request.kind])
-        try:
-            session_of(request, self._sessions)
-        except Refused as refused:
-            if self._sessions.young and arguments(request, _ToSession).session in self._handovers.served:
-                raise Refused("starting", f"{refused}; this agent is new, try again in a moment") from None
-            raise
+        session_of(request, self._sessions)
 
     async def run(self, request: OpRequest) -> Any:
         """Returns the session's reply."""
@@ -146,8 +141,6 @@ class Handovers:
 
     def __init__(self, log: OpLog, node: str) -> None:
         self._node = node
-        #: Sessions that an earlier agent of this node had to do with.
-        self.served = {str(entry.request.args.get("session")) for entry in log.entries.values()}
         self._members: dict[str, tuple[float, list[Member]]] = {}
         for entry in log.entries.values():
             self.remember(entry.request, entry.status.t_unix_s)
@@ -206,6 +199,8 @@ def session_of(request: OpRequest, sessions: Sessions) -> Any:
     try:
         return sessions.get(arguments(request, _ToSession).session)
     except SessionLost as error:
+        if not sessions.complete:
+            raise Refused("starting", f"{error}; this agent is new: try again in a moment") from None
         raise Refused("not-found", str(error)) from None
 
 
