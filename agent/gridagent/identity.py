@@ -223,7 +223,7 @@ def read_lists(pem: bytes, ca: x509.Certificate) -> RevocationLists:
             revoked=frozenset(f"{entry.serial_number:x}" for entry in by_issuer),
             revoked_issuers=frozenset(f"{entry.serial_number:x}" for entry in by_root),
         )
-    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound) as error:
+    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound, x509.InvalidVersion) as error:
         raise IdentityError(f"not a revocation list of this fleet: {error or 'wrong signature'}") from None
     if not (is_ca and signed) or f"{issuer.serial_number:x}" in lists.revoked_issuers:
         raise IdentityError("not a revocation list of this fleet: its signer may not sign one")

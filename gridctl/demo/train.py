@@ -126,6 +126,7 @@ def stop_step(file: Path) -> float:
 
 
 def main() -> None:
+    """Trains until the step that the stop file names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("stop", type=Path)

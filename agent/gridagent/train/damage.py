@@ -1,8 +1,8 @@
 """Spoils a transfer on purpose, to show that it is found. Agents refuse it unless started to allow it.
 
 Words: `bit` (a bit flips after it was hashed), `moment` and `buffer` (one such part is left out), `rng`
-(a foreign random state with matching hashes), `nan` (a NaN with matching hashes), `truncate` (the
-stream ends early), `manifest` (a shape is wrong). `hold:PARTY@PHASE` stops the process with SIGSTOP when
+(a foreign random state with matching hashes), `nan` (a NaN with matching hashes), `truncate` (half
+of a chunk is missing), `manifest` (a shape is wrong). `hold:PARTY@PHASE` stops the process with SIGSTOP when
 it enters a phase, so that a test can kill it right there.
 """
 
@@ -15,7 +15,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gridagent.train.sealed import SealedError
 from gridagent.train.state import Entry
 
 WORDS = ("bit", "moment", "buffer", "rng", "nan", "truncate", "manifest")
@@ -69,7 +68,8 @@ class Damage:
                 spoiled[len(spoiled) // 2] ^= 1
                 return [spoiled]
             if self._chunk - 1 == self._at_chunk and self._word == "truncate":
-                raise SealedError("the stream was cut off on purpose")
+                whole = bytearray().join(value)
+                return [whole[: len(whole) // 2]]
         return value
 
 

@@ -272,7 +272,8 @@ class GroupRegistry:
         """Exchanges the inside of every group at once; returns what was inside, and the store, before.
 
         Also puts `store` in the place of the default store, for groups that are made later: the old
-        one is hosted by a process that may have left. A spare becomes a member here: its later groups are real.
+        one is hosted by a process that may have left. A spare becomes a member here: its later groups
+        are real.
         """
         self.standin = None
         before = {group.key: group.inner for group in self.groups()}

@@ -46,8 +46,8 @@ def main() -> int:
         report: wire.SessionReport = CONTEXT.session.at_boundary(CONTEXT.session.report)
         if report.buckets != CONTEXT.spare.buckets:
             raise LinkError(
-                f"DDP's buckets are {report.buckets!r} here and {CONTEXT.spare.buckets!r} in the job: gradients "
-                "would be reduced crosswise. Is the model built in the same way on every rank?"
+                f"DDP's buckets are {report.buckets!r} here and {CONTEXT.spare.buckets!r} in the job: "
+                "gradients would be reduced crosswise. Is the model built in the same way on every rank?"
             )
         return wire.plain(report)
 

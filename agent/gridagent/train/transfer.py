@@ -276,13 +276,17 @@ class _Landing:
         return memory_of(place.cpu())
 
     def check_finite(self) -> None:
-        """Notes whether the entry holds a NaN or infinity. A finite sum proves that it does not."""
+        """Notes whether the entry holds a NaN or infinity. A finite sum proves that it does not.
+
+        A buffer may hold infinities: an attention mask does.
+        """
         tensor = self.tensor
         if tensor is None or not tensor.is_floating_point():
             return
         if tensor.numel() > 4096 and bool(torch.isfinite(tensor.sum())):
             return
-        self.finite = bool(torch.isfinite(tensor).all())
+        bad = torch.isnan(tensor) if self.wanted.category == "buffers" else ~torch.isfinite(tensor)
+        self.finite = not bool(bad.any())
 
     def entry(self) -> Entry:
         if self.tensor is None:
@@ -387,8 +391,10 @@ def _land_all(channel: SealedSocket, landings: list[_Landing]) -> list[str]:
         for pieces in chunks(sizes):
             views = [landings[piece.index].view(piece) for piece in pieces]
             size = channel.receive_pieces(views)
-            if size != sum(piece.stop - piece.start for piece in pieces):
-                raise TransferError([f"a chunk has {size} bytes, not what the manifest says"])
+            if size != (wanted_bytes := sum(piece.stop - piece.start for piece in pieces)):
+                first = landings[pieces[0].index].wanted
+                where = f"{first.name} ({first.category}) from byte {pieces[0].start}"
+                raise TransferError([f"the stream is cut off: {size} of {wanted_bytes} bytes of {where} came"])
             running.feed(
                 [(p, landings[p.index].landed(p, view)) for p, view in zip(pieces, views, strict=True)]
             )

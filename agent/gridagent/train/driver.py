@@ -1,0 +1,484 @@
+"""One hand-over in one process: feeds events to the machines of transaction.py and does what they say.
+
+The member's machine runs in every process of the hand-over, the chair's beside it in one. Whatever
+touches the rank's state runs in the training thread, which stands at the boundary meanwhile.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import PrefixStore, TCPStore
+
+from gridagent import wire
+from gridagent.train.channels import Channels
+from gridagent.train.context import CONTEXT
+from gridagent.train.cutlog import CutLog
+from gridagent.train.damage import Damage
+from gridagent.train.errors import HandoverError
+from gridagent.train.group import node_address
+from gridagent.train.records import RecordFile
+from gridagent.train.sealed import SealedError, SealedSocket
+from gridagent.train.state import StateError
+from gridagent.train.transaction import Chair, Member
+from gridagent.train.transaction_events import (
+    CHAIR,
+    Cancel,
+    CaptureDone,
+    CaptureFailed,
+    ContinueNew,
+    ContinueOld,
+    ContinueReturned,
+    Die,
+    Discard,
+    Effect,
+    Finished,
+    Freeze,
+    GatherDone,
+    GatherFailed,
+    Lost,
+    Phase,
+    ReachedBoundary,
+    Received,
+    Record,
+    Recorded,
+    Refuse,
+    RestoreDone,
+    RestoreFailed,
+    Send,
+    Start,
+    StartCapture,
+    StartGather,
+    StartRestore,
+    StopAt,
+    Tick,
+)
+from gridagent.train.transaction_messages import (
+    Entry,
+    Party,
+    Plan,
+    Report,
+    TransactionError,
+    from_wire,
+    to_wire,
+)
+from gridagent.train.transfer import TransferError, TransferReport, receive_state, send_state
+
+if TYPE_CHECKING:
+    from gridagent.train.session import Session
+
+#: Exit status of a process that ends itself so that its scheduler requeues the job (sysexits EX_TEMPFAIL).
+EXIT_REQUEUE = 75
+
+
+def end_process(session: "Session", reason: str, status: int) -> None:
+    """Ends this process at once, without the script's own clean-up: it must have no more effects."""
+    if CONTEXT.link is not None:
+        CONTEXT.link.close(wire.Farewell(reason=reason, step=session.step, epoch=session.epoch))
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+class Driver:
+    """One hand-over in this process."""
+
+    def __init__(
+        self, session: "Session", handover: str, epoch_from: int, members: list[wire.Member], ttl_s: float
+    ) -> None:
+        self.handover = handover
+        self.live = True
+        self._session = session
+        self._epoch_from = epoch_from
+        self._members = members
+        self._expires_s = time.monotonic() + ttl_s
+        self._events: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self._member: Member | None = None
+        self._chair: Chair | None = None
+        self._channels = Channels(handover, members, self._expires_s, self._heard, self._lost)
+        self._store: Any = None
+        self._server: TCPStore | None = None
+        self._records: RecordFile | None = None
+        self._inners: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
+        self._old_store: Any = None
+        self._groups_made = -1
+        self._damage = Damage("")
+        self._me = ""
+        self._gone: list[str] = []  #: parties whose channel broke
+        self._done = threading.Event()
+        self._report: Report | None = None
+        self._log = CutLog()
+
+    # --------------------------------------------------------------------------------- preparation
+
+    def open_chair(self) -> wire.ChairOffer:
+        """Listens for the members and hosts the next epoch's store."""
+        folder = os.environ.get("GRIDAGENT_HANDOVERS") or "."
+        self._records = RecordFile(folder, self.handover)
+        self._channels.listen()
+        self._server = TCPStore(node_address(), 0, is_master=True, wait_for_workers=False)
+        nonce = os.urandom(16).hex()
+        self._server.set("gridctl/nonce", nonce)
+        self._store = self._server
+        return wire.ChairOffer(store_host=node_address(), store_port=self._server.port, nonce=nonce)
+
+    def meet(self, request: wire.MeetRequest) -> wire.MeetReply:
+        """Another member wants a channel to us."""
+        return self._channels.meet(request)
+
+    def join(self, order: wire.HandoverJoin) -> None:
+        """Meets the chair (a source also its target) and builds the next epoch's groups. Blocks."""
+        members = tuple(Party(m.role, m.rank) for m in order.members)
+        plan = Plan(
+            self.handover, self._epoch_from, members,
+            order.arm_deadline_s, order.cut_deadline_s, order.resume_deadline_s, lead_steps=1,
+        )  # fmt: skip
+        me = Party(order.me.role, order.me.rank)
+        self._me = me.id
+        self._damage = Damage(order.damage or os.environ.get("GRIDAGENT_DAMAGE", ""))
+        self._member = Member(plan, me)
+        registry, link = CONTEXT.registry, CONTEXT.link
+        assert link is not None
+        self._groups_made = registry.created
+        if order.me.session != order.chair.session:
+            self._channels.call(link, order.chair, "star", order.me)
+            self._store = self._connect_store(order.store)
+        if me.role == "source":
+            target = next(m for m in order.members if m.role == "target" and m.rank == me.rank)
+            self._channels.call(link, target, "state", order.me)
+        else:
+            store = PrefixStore(f"epoch/{order.epoch_to}", self._store)
+            self._inners = registry.build(store, timedelta(seconds=order.ttl_s))
+            for group in registry.groups():
+                self._inners[group.key].set_timeout(group.timeout)
+        if not self.live:
+            raise HandoverError("it was dropped meanwhile")
+        threading.Thread(target=self._run, name="gridagent-handover", daemon=True).start()
+
+    def _connect_store(self, offer: wire.ChairOffer) -> TCPStore:
+        store = TCPStore(offer.store_host, offer.store_port, is_master=False, wait_for_workers=False)
+        if store.get("gridctl/nonce") != offer.nonce.encode():
+            raise HandoverError(f"the store at {offer.store_host}:{offer.store_port} is not this hand-over's")
+        return store
+
+    # --------------------------------------------------------------------------------------- events
+
+    def post(self, machine: str, event: Any) -> None:
+        """Queues an event for "member" or "chair"."""
+        self._events.put((machine, event))
+
+    def reached(self, step: int) -> None:
+        if self._groups_made != CONTEXT.registry.created:
+            self.post(
+                "member", Refuse("process groups were made or destroyed after the hand-over was prepared")
+            )
+        self.post("member", ReachedBoundary(step))
+
+    def cut(self, order: wire.HandoverCut) -> wire.CutReport:
+        """Chair: runs the transaction to its end and reports. Blocks, within the deadlines."""
+        if self._member is None or self._records is None:
+            raise HandoverError(
+                f"hand-over {self.handover}: this process is not its chair, or has not joined"
+            )
+        if self._chair is None:
+            old = self._member.plan
+            plan = Plan(
+                old.handover, old.epoch_from, old.members,
+                order.arm_deadline_s, order.cut_deadline_s, order.resume_deadline_s, order.lead_steps,
+            )  # fmt: skip
+            others = len(plan.members) - 1
+            if (came := self._channels.wait_star(others, order.arm_deadline_s)) < others:
+                raise HandoverError(f"only {came} of {others} members reached the chair")
+            self._chair = Chair(plan)
+            self.post("chair", Start(self._session.step))
+            for party in self._gone:  # before there was a chair to hear it
+                self.post("chair", Lost(party))
+        bound_s = order.arm_deadline_s + order.cut_deadline_s + 2 * order.resume_deadline_s
+        if not self._done.wait(bound_s):
+            raise HandoverError(f"hand-over {self.handover} did not end within {bound_s:.0f} s")
+        assert self._report is not None
+        return self._log.report(self.handover, self._report, self._session_of)
+
+    def cancel(self, reason: str) -> None:
+        """Drops the hand-over before it is decided; afterwards nothing happens."""
+        member = self._member
+        if self._chair is not None:
+            self.post("chair", Cancel(reason))
+        elif member is None or member.phase == Phase.IDLE:
+            self.drop()
+
+    def _heard(self, party: str, body: dict[str, Any]) -> None:
+        if "metrics" in body:
+            self._log.measured(body["metrics"])
+            return
+        try:
+            message = from_wire(body)
+        except TransactionError:
+            self._lost(party)
+            return
+        self.post("member" if party == CHAIR else "chair", Received(message, party))
+
+    def _lost(self, party: str) -> None:
+        self._gone.append(party)
+        self.post("member" if party == CHAIR else "chair", Lost(party))
+
+    def _run(self) -> None:
+        while self.live:
+            try:
+                name, event = self._events.get(timeout=max(0.0, self._due_s() - time.monotonic()))
+            except queue.Empty:
+                if self._idle() and time.monotonic() >= self._expires_s:
+                    self.drop()
+                    return
+                self._feed("member", Tick())
+                self._feed("chair", Tick())
+            else:
+                self._feed(name, event)
+            self._end_if_final()
+
+    def _idle(self) -> bool:
+        return self._chair is None and (self._member is None or self._member.phase == Phase.IDLE)
+
+    def _due_s(self) -> float:
+        machines = [machine for machine in (self._member, self._chair) if machine is not None]
+        dues = [due_s for machine in machines if (due_s := machine.deadline()) is not None]
+        return min(dues) if dues else self._expires_s if self._idle() else time.monotonic() + 1.0
+
+    def _end_if_final(self) -> None:
+        assert self._member is not None
+        if self._member.phase >= Phase.RUNNING and (
+            self._chair is None or self._chair.phase >= Phase.RUNNING
+        ):
+            self._close()
+            if self._member.phase in (Phase.ABORTED, Phase.LEFT):
+                self._forget()
+
+    def _feed(self, name: str, event: Any) -> None:
+        machine = self._chair if name == "chair" else self._member
+        if machine is None:
+            return
+        phase = machine.phase
+        if name == "member" and isinstance(event, Received):
+            # The order matters: first the flag, so that a thread that ends its step from here on
+            # comes to the lock; then, under the lock, the step that it is in.
+            self._session.attention = True
+            with self._session.lock:
+                effects = machine.on(Received(event.msg, CHAIR, self._begun()), time.monotonic())
+                for effect in effects:
+                    if isinstance(effect, StopAt):
+                        self._session.stop_at = effect.boundary
+        else:
+            effects = machine.on(event, time.monotonic())
+        if machine.phase != phase:
+            self._entered(name, machine.phase)
+        for effect in effects:
+            self._carry_out(name, effect)
+
+    def _begun(self) -> int:
+        return self._session.step if self._session.is_owner else -1
+
+    def _entered(self, name: str, phase: Phase) -> None:
+        """A machine changed its phase: noted for the report, the agent's spool and the crash matrix."""
+        now_s = self._log.entered(name, phase)
+        party = CHAIR if name == "chair" else self._me
+        if CONTEXT.link is not None:
+            CONTEXT.link.send(
+                wire.Phase(
+                    handover=self.handover,
+                    phase=phase.name.lower(),
+                    t_unix_s=now_s,
+                    detail={"party": party, "number": int(phase)},
+                )
+            )
+        self._damage.hold(party, phase.name)
+
+    # -------------------------------------------------------------------------------------- effects
+
+    def _carry_out(self, name: str, effect: Effect) -> None:
+        match effect:
+            case Send(msg, party):
+                self._send(name, party, msg)
+            case Record(entry):
+                self._record(entry)
+            case Finished(report):
+                self._report = report
+                self._done.set()
+            case Freeze():
+                self._freeze()
+            case Discard():
+                end_process(self._session, "retired", 0)
+            case Die(why):
+                self._die(why)
+            case _:
+                self._steer(effect)
+
+    def _steer(self, effect: Effect) -> None:
+        """Effects that the training thread carries out."""
+        session = self._session
+        match effect:
+            case StartCapture():
+                session.jobs.put(self._capture)
+            case StartRestore():
+                session.jobs.put(self._restore)
+            case StartGather(epoch):
+                session.jobs.put(lambda: self._gather(epoch))
+            case ContinueOld():
+                session.go_on()
+            case ContinueNew(epoch):
+                session.jobs.put(lambda: self._enter(epoch))
+                session.go_on()
+            case ContinueReturned(epoch):
+                session.jobs.put(lambda: self._return(epoch))
+                session.go_on()
+
+    def _record(self, entry: Entry) -> None:
+        assert self._records is not None
+        try:
+            self._records.append(to_wire(entry))
+        except OSError as error:  # nobody may be told what is not on disk; see the machine's docstring
+            self._die(f"the record of hand-over {self.handover} cannot be written: {error}")
+        self.post("chair", Recorded(entry))
+
+    def _freeze(self) -> None:
+        session = self._session
+        session.handovers.frozen = True
+        session.is_owner = False
+        if CONTEXT.link is not None:
+            CONTEXT.link.send(session.hello())
+
+    def _die(self, why: str) -> None:
+        print(f"gridagent: {why}; ending so that the scheduler can requeue the job", file=sys.stderr)
+        end_process(self._session, "failed", EXIT_REQUEUE)
+
+    def _send(self, name: str, party: str, msg: Any) -> None:
+        if name == "chair" and party == self._me:
+            self.post("member", Received(msg, CHAIR))
+        elif name == "member" and self._chair is not None:
+            self.post("chair", Received(msg, self._me))
+        else:
+            try:
+                self._channels.send(party, to_wire(msg))
+            except SealedError:
+                self.post(name, Lost(party))
+
+    def _tell_metrics(self, report: TransferReport) -> None:
+        rank = self._me.partition(":")[2]
+        metrics = {
+            "rank": rank,
+            "parts_ms": report.parts_ms,
+            "bytes": report.nbytes,
+            "digests": report.digests,
+        }
+        with contextlib.suppress(SealedError):
+            self._channels.send(CHAIR, {"metrics": metrics})
+
+    # The next ones run in the training thread.
+
+    def _channel(self) -> SealedSocket:
+        assert self._member is not None
+        return self._channels.state(self._member.plan.cut_deadline_s)
+
+    def _capture(self) -> None:
+        state = self._session.state
+        try:
+            channel = self._channel()
+            report = send_state(
+                channel, self._damage.entries(state.inventory()), state.rng_entries, self._damage.sending
+            )
+        except Exception as error:  # any defect here aborts the swap; training must not notice
+            self._channels.close_state()
+            self.post("member", CaptureFailed(f"capture: {error}"))
+            return
+        self._tell_metrics(report)
+        self.post("member", CaptureDone(json.dumps(report.digests, sort_keys=True)))
+
+    def _restore(self) -> None:
+        session = self._session
+        assert self._member is not None
+        try:
+            report = receive_state(self._channel(), session.state, session.reopen_loaders)
+            session.take_over(self._member.boundary)
+        except TransferError as error:
+            self._drop_transfer(tuple(error.found))
+            return
+        except (SealedError, StateError, RuntimeError) as error:
+            self._drop_transfer((f"restore: {error}",))
+            return
+        self._tell_metrics(report)
+        self.post("member", RestoreDone(json.dumps(report.digests, sort_keys=True)))
+
+    def _drop_transfer(self, found: tuple[str, ...]) -> None:
+        self._channels.close_state()
+        self.post("member", RestoreFailed(found))
+
+    def _gather(self, epoch: int) -> None:
+        """Switches to the new groups and proves that all members stand at the same (epoch, S)."""
+        assert self._member is not None
+        registry = CONTEXT.registry
+        self._before, self._old_store = registry.switch(self._inners, self._store)
+        world = registry.groups()[0]
+        mine = torch.tensor([epoch, self._member.boundary], dtype=torch.int64)
+        gathered = [torch.empty_like(mine) for _ in range(world.size())]
+        try:
+            work = world.inner.allgather([gathered], [mine])
+            work.wait(timedelta(seconds=self._member.plan.resume_deadline_s))
+        except RuntimeError as error:
+            self.post("member", GatherFailed(f"gather over epoch {epoch}: {error}"))
+            return
+        if any(not torch.equal(other, mine) for other in gathered):
+            self.post("member", GatherFailed(f"gather over epoch {epoch}: members stand at different steps"))
+            return
+        self.post("member", GatherDone())
+
+    def _enter(self, epoch: int) -> None:
+        """The new epoch runs: its store is the job's from now on, the old groups go."""
+        self._session.stores = [self._store, self._server]  # keeps the server alive where we host it
+        host, port = _address(self._store)
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+        self._forget()
+        self._session.own(epoch)
+
+    def _return(self, epoch: int) -> None:
+        """The old members go on, over the old groups, as a new epoch."""
+        if self._before:
+            CONTEXT.registry.switch(self._before, self._old_store)
+        self._forget()
+        self._session.handovers.frozen = False
+        self._session.own(epoch)
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def drop(self) -> None:
+        """Forgets what was prepared; training goes on as if nothing had been."""
+        role = self._me.partition(":")[0]
+        self._close()
+        self._forget()
+        if role == "target":
+            end_process(self._session, "retired", 0)
+
+    def _forget(self) -> None:
+        """Gives back the groups and stores that no epoch uses: they end with their last reference."""
+        self._inners, self._before = {}, {}
+        self._store = self._server = self._old_store = None
+
+    def _close(self) -> None:
+        self.live = False
+        self._channels.close()
+        if self._records is not None:
+            self._records.close()
+
+    def _session_of(self, party: str) -> str:
+        return next((m.session for m in self._members if f"{m.role}:{m.rank}" == party), party)
+
+
+def _address(store: Any) -> tuple[str, int]:
+    return str(store.host), int(store.port)
