@@ -1,4 +1,4 @@
-"""A sample of the crash matrix; `make matrix` runs all of it (tests/matrix)."""
+"""A sample of the crash matrix, one cell of every kind; `make matrix` runs all of it (tests/matrix)."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,16 @@ import pytest
 from crash import POINTS, Cell, CrashFleet
 
 CELLS = [
-    ("COMMITTED-target1", "target"),
+    ("open-survivor0", "chair's agent"),  # old
+    ("join-survivor2", "controller, rolled back"),  # old
+    ("ARMED-survivor2", "survivor's agent"),  # new
+    ("STANDING-target1", "target"),  # old
+    ("PREPARED-source1", "source"),  # requeued
+    ("PREPARED-target1", "controller"),  # new
+    ("DECIDED-chair", "target"),  # returned
+    ("COMMITTED-chair", "source"),  # new
+    ("COMMITTED-target1", "chair's agent"),  # new
+    ("ENDING-chair", "source's agent"),  # new
 ]
 
 
@@ -19,6 +28,6 @@ def fleet() -> Iterator[CrashFleet]:
         made.close()
 
 
-@pytest.mark.parametrize(("point", "victim"), CELLS)
-def test_somebody_is_killed(fleet: CrashFleet, point: str, victim: str) -> None:
+@pytest.mark.parametrize(("point", "victim"), CELLS, ids=lambda word: word.replace(" ", "-"))
+def test_somebody_is_killed_in_a_swap(fleet: CrashFleet, point: str, victim: str) -> None:
     Cell(fleet, next(p for p in POINTS if p.id == point), victim).check()
