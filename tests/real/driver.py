@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Ranks wait before this step until a hand-over is prepared.
 HOLD = 6
-#: While one is prepared they train on, slowly, and wait so many steps later. The boundary lies a few steps after.
+#: While one is prepared they train on, slowly, and wait again so many steps later; the boundary follows soon.
 AHEAD = 8
 PACE_S = 0.01
 

@@ -394,7 +394,9 @@ def _land_all(channel: SealedSocket, landings: list[_Landing]) -> list[str]:
             if size != (wanted_bytes := sum(piece.stop - piece.start for piece in pieces)):
                 first = landings[pieces[0].index].wanted
                 where = f"{first.name} ({first.category}) from byte {pieces[0].start}"
-                raise TransferError([f"the stream is cut off: {size} of {wanted_bytes} bytes of {where} came"])
+                raise TransferError(
+                    [f"the stream is cut off: {size} of {wanted_bytes} bytes of {where} came"]
+                )
             running.feed(
                 [(p, landings[p.index].landed(p, view)) for p, view in zip(pieces, views, strict=True)]
             )

@@ -1,4 +1,4 @@
-"""Small trainings of every kind. argv: FOLDER STEPS KIND [ARGUMENT ...]; the kinds are the functions with @kind."""
+"""Small trainings of every kind. argv: FOLDER STEPS KIND [ARGUMENT ...]; kinds are functions with @kind."""
 
 import random
 from collections.abc import Callable
@@ -42,7 +42,9 @@ def net(*, norm: bool = False) -> nn.Sequential:
     torch.manual_seed(7)
     first: list[nn.Module] = [nn.Linear(data.FEATURES, 50)]
     middle: list[nn.Module] = [nn.BatchNorm1d(50)] if norm else []
-    return nn.Sequential(*first, *middle, nn.GELU(), nn.Dropout(0.1), nn.Linear(50, 34), nn.Tanh(), nn.Linear(34, 8))
+    return nn.Sequential(
+        *first, *middle, nn.GELU(), nn.Dropout(0.1), nn.Linear(50, 34), nn.Tanh(), nn.Linear(34, 8)
+    )
 
 
 def adamw(model: nn.Module, **options: Any) -> torch.optim.AdamW:
@@ -51,8 +53,10 @@ def adamw(model: nn.Module, **options: Any) -> torch.optim.AdamW:
 
 @kind
 def ddp() -> Training:
-    """BatchNorm, dropout, AdamW, clipping, a cosine schedule."""
-    model = DDP(net(norm=True))
+    """BatchNorm, dropout, AdamW, clipping, a cosine schedule, a buffer with infinities."""
+    layers = net(norm=True)
+    layers.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
+    model = DDP(layers)
     optimizer = adamw(model)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, record.STEPS)
 
@@ -62,6 +66,15 @@ def ddp() -> Training:
         schedule.step()
 
     return Training(model, optimizer, apply=apply, more={"schedule": schedule})
+
+
+@kind
+def wide() -> Training:
+    """Over 8 MiB of state, so that a transfer has several chunks; BatchNorm."""
+    torch.manual_seed(7)
+    layers = [nn.Linear(data.FEATURES, 900), nn.BatchNorm1d(900), nn.GELU(), nn.Linear(900, 900)]
+    model = DDP(nn.Sequential(*layers))
+    return Training(model, adamw(model))
 
 
 @kind
