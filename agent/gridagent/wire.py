@@ -5,10 +5,8 @@ Three borders use these structs:
   (`frame`, `Unframer`), the unions `FromSession` and `ToSession`;
 * controller -> agent and agent -> agent, over HTTPS with client certificates: JSON;
 * agent -> controller, the resumable stream: one JSON `StreamRecord` a line.
-
 A reader ignores fields that it does not know, so an older program reads a newer one. A change that
 an older reader would misunderstand raises `WIRE_VERSION`; both ends compare it when they meet.
-Units stand in the names: `_s` seconds, `_unix_s` seconds since 1970 UTC, `_bytes`.
 """
 
 from typing import Any

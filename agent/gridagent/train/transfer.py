@@ -43,6 +43,8 @@ class TransferError(Exception):
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One entry as it is announced; `state.Entry` without the data."""
+
     name: str
     category: str
     dtype: str
@@ -51,6 +53,8 @@ class ManifestEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Trailer(msgspec.Struct, frozen=True):
+    """What ends a stream: what its bytes must hash to."""
+
     hashes: list[str]  #: SHA-256 of each entry, in manifest order
     digests: dict[str, str]  #: category -> digest, over the live state of the source
 
