@@ -36,6 +36,9 @@ def unpack(data: bytes, tensors: list[torch.Tensor]) -> Any:
 
 
 def _to_plain(value: Any, tensors: list[torch.Tensor], path: str) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):  # first: numpy's float64 is also a float
+        return ["s", value.dtype.str, value.tobytes()]
     if value is None or isinstance(value, bool | float | str | bytes):
         return value
     if isinstance(value, int):
@@ -55,13 +58,10 @@ def _to_plain(value: Any, tensors: list[torch.Tensor], path: str) -> Any:
             plain_key = _to_plain(key, tensors, path)
             pairs.append([plain_key, _to_plain(item, tensors, f"{path}.{key}")])
         return ["d", pairs]
-    numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         if value.dtype.hasobject:
             raise PackError(f"{path}: a numpy array of Python objects cannot be moved")
         return ["n", value.dtype.str, list(value.shape), value.tobytes()]
-    if numpy is not None and isinstance(value, numpy.generic):
-        return ["s", value.dtype.str, value.tobytes()]
     raise PackError(
         f"{path or 'state'}: {type(value).__name__} cannot be moved. Registered state may hold tensors, "
         "numpy arrays, bytes, int, float, str, bool, None, and lists, tuples and dicts of these"

@@ -144,12 +144,8 @@ class RankState:
         return entries
 
     def blockers(self) -> list[tuple[str, str, bool]]:
-        """(code, text, fatal) for everything that forbids a swap, or makes it not bit-identical."""
+        """(code, text, fatal) for what forbids a swap, or makes it not bit-identical, beside what `inventory` raises."""
         found: list[tuple[str, str, bool]] = []
-        try:
-            self.inventory(loaders=False)
-        except StateError as error:
-            found.append(("state-cannot-move", str(error), True))
         for name, module in self.modules.items():
             for path in _loose_tensors(name, unwrap(module)):
                 text = f"{path} is a tensor that is neither parameter nor buffer: register_buffer() it"
