@@ -1,4 +1,4 @@
-"""Sealed channels: only who was met gets in, and nothing passes that was not sent here, now, in this order."""
+"""Sealed channels: only who was met gets in, and nothing but what was sent here, in this order."""
 
 import socket
 import threading

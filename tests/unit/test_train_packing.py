@@ -52,11 +52,8 @@ def test_a_tree_comes_back_and_its_bytes_are_canonical(tree: Any) -> None:
 
 def test_tensors_and_arrays() -> None:
     tensors: list[torch.Tensor] = []
-    tree = {
-        "t": [torch.ones(2), torch.zeros(3)],
-        "a": np.arange(6, dtype="<f4").reshape(2, 3),
-        "s": np.float64(2),
-    }
+    array = np.arange(6, dtype="<f4").reshape(2, 3)
+    tree: dict[str, Any] = {"t": [torch.ones(2), torch.zeros(3)], "a": array, "s": np.float64(2)}
     again = unpack(pack(tree, tensors), tensors)
     assert again["t"][0] is tree["t"][0]
     assert again["t"][1] is tree["t"][1]

@@ -175,7 +175,7 @@ def test_a_digest_sees_every_bit_and_the_names() -> None:
 
 def test_what_cannot_be_registered() -> None:
     state = RankState()
-    with pytest.raises(StateError, match="logger: a .* cannot be registered"):
+    with pytest.raises(StateError, match=r"logger: a .* cannot be registered"):
         state.register("logger", sys.stdout)
     state.register("own", {})
     with pytest.raises(StateError, match="two objects"):
