@@ -157,6 +157,15 @@ def test_run_end_frees_the_node(world: Fleet, agent: Agent) -> None:
     assert client.op("node.cordon", {"reason": "r"}, run="run-2").state == "done"
 
 
+def test_an_operation_that_outlives_its_run_does_not_take_the_node_back(world: Fleet, agent: Agent) -> None:
+    peer, running = held_cut(world, agent)
+    client = agent.client()
+    assert client.op("run.end", run="run-1").state == "done"
+    peer.order(let="cut")
+    assert running.end().state == "done"
+    assert client.op("node.cordon", {"reason": "r"}, run="run-2").state == "done"
+
+
 def test_the_same_id_acts_once(world: Fleet, agent: Agent) -> None:
     peer, running = held_cut(world, agent)
     args = {"session": peer.session, **CUT}

@@ -33,9 +33,15 @@ class Hold:
         self.run = ""
         self._until_s = 0.0
 
-    def see(self, entry: Entry, age_s: float = 0.0) -> None:
-        """Takes an operation into account when it is accepted and again when it has ended."""
+    def see(self, entry: Entry, age_s: float = 0.0, *, again: bool = False) -> None:
+        """Takes an operation into account when it is accepted and `again` when it has ended.
+
+        One that ends after its run let go of the node (a join that outlives the abort) does not take
+        the node back.
+        """
         kind, run = entry.request.kind, entry.request.run
+        if again and self.run != run:
+            return
         if kind in ENDS_RUN:
             if entry.status.state == "done" and self.run == run:
                 self.run = ""
@@ -166,7 +172,7 @@ class Desk:
         except Exception as failure:
             error = f"{request.kind} failed inside the agent: {failure!r}; please report it"
         self._log.end(entry, actor, error=error, value=value)
-        self._hold.see(entry)
+        self._hold.see(entry, again=True)
         self._tell(entry, actor)
         del self._tasks[request.id]
 
