@@ -1,6 +1,8 @@
 """Carries a session's request for a sealed channel to the agent of the node where its peer lives."""
 
+import asyncio
 import ssl
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
+
+_TIMEOUT = aiohttp.ClientTimeout(total=MEET_DEADLINE_S)
+_RETRY_S = 0.2
 
 
 class _OnlyTo(aiohttp.TCPConnector):
@@ -40,6 +45,10 @@ class _OnlyTo(aiohttp.TCPConnector):
         return connection
 
 
+class _NotYet(OpFailed):
+    """The other agent is on its way: just started again, or not told of this hand-over yet."""
+
+
 async def meet_there(
     tls: ssl.SSLContext, trust: Path, handovers: Handovers, session: str, args: dict[str, Any]
 ) -> dict[str, Any]:
@@ -48,18 +57,31 @@ async def meet_there(
         request, url = msgspec.convert(args, MeetRequest), msgspec.convert(args.get("url"), str)
     except msgspec.ValidationError as error:
         raise OpFailed(f"meet: {error}") from None
-    member = handovers.check_outgoing(request, url, session)
+    node = handovers.check_outgoing(request, url, session).node
+    until_s = time.monotonic() + MEET_DEADLINE_S
+    while True:
+        try:
+            async with aiohttp.ClientSession(connector=_OnlyTo(tls, trust, node), timeout=_TIMEOUT) as client:
+                return await _call(client, f"{url.rstrip('/')}/v1/meet", node, request)
+        except _NotYet:
+            if time.monotonic() >= until_s:
+                raise
+        await asyncio.sleep(_RETRY_S)
+
+
+async def _call(client: aiohttp.ClientSession, url: str, node: str, request: MeetRequest) -> dict[str, Any]:
     body = msgspec.json.encode(MeetCall(request=request))
-    timeout = aiohttp.ClientTimeout(total=MEET_DEADLINE_S)
     try:
-        async with (
-            aiohttp.ClientSession(connector=_OnlyTo(tls, trust, member.node), timeout=timeout) as client,
-            client.post(f"{url.rstrip('/')}/v1/meet", data=body, allow_redirects=False) as response,
-        ):
+        async with client.post(url, data=body, allow_redirects=False) as response:
             content = await response.read()
             if response.status != 200:
                 refusal = msgspec.json.decode(content, type=Refusal)
-                raise OpFailed(f"node {member.node} refused to meet: {refusal.text}")
+                kind = _NotYet if refusal.code == "starting" else OpFailed
+                raise kind(f"node {node} refused to meet: {refusal.text}")
             return plain(msgspec.json.decode(content, type=MeetReply))
     except (aiohttp.ClientError, TimeoutError, identity.IdentityError, msgspec.MsgspecError) as error:
-        raise OpFailed(f"node {member.node} at {url} could not be met: {error!r}") from None
+        nobody = isinstance(error, aiohttp.ClientConnectorError) and not isinstance(
+            error, aiohttp.ClientSSLError
+        )
+        text = f"node {node} could not be met at {url}: {str(error) or type(error).__name__}"
+        raise (_NotYet if nobody else OpFailed)(text) from None

@@ -203,7 +203,7 @@ def test_a_stranger_meets_nobody(world: Fleet) -> None:
     assert call("operator") == "forbidden"
     assert call("viewer") == "forbidden"
     assert call("n1", role="survivor", rank=0) == "forbidden"
-    assert call("n1", handover="h2") == "forbidden"
+    assert call("n1", handover="h2") == "starting"
     assert call("n1", to_session=source.session) == "forbidden"
     for wrong in ({"url": third.url}, {"to_session": "x"}, {"rank": 0}, {"handover": "h2"}):
         source.send("ask", id=3, kind="meet", args={**request, "url": second.url, **wrong})

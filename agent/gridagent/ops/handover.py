@@ -168,6 +168,8 @@ class Handovers:
     def check_incoming(self, request: MeetRequest, peer: Peer) -> None:
         """Raises `Refused` unless `peer` is the node that may make this request, for a session here."""
         members = self._of(request.handover)
+        if not members:
+            raise Refused("starting", f"this node was told nothing of hand-over {request.handover} yet")
         callers = [m for m in members if (m.role, m.rank, m.node) == (request.role, request.rank, peer.name)]
         if peer.role != "node" or not callers:
             raise Refused(
@@ -186,7 +188,8 @@ class Handovers:
 
 
 async def meet_here(sessions: Sessions, request: MeetRequest) -> MeetReply:
-    """Asks the session on this node. Raises `OpFailed`."""
+    """Asks the session on this node. Raises `OpFailed`, `Refused`."""
+    _living(request.to_session, sessions)
     value = await sessions.command(request.to_session, "meet", plain(request), MEET_DEADLINE_S)
     try:
         return msgspec.convert(value, MeetReply)
@@ -196,8 +199,12 @@ async def meet_here(sessions: Sessions, request: MeetRequest) -> MeetReply:
 
 def session_of(request: OpRequest, sessions: Sessions) -> Any:
     """The session that a request names. Raises `Refused`."""
+    return _living(arguments(request, _ToSession).session, sessions)
+
+
+def _living(session: str, sessions: Sessions) -> Any:
     try:
-        return sessions.get(arguments(request, _ToSession).session)
+        return sessions.get(session)
     except SessionLost as error:
         if not sessions.complete:
             raise Refused("starting", f"{error}; this agent is new: try again in a moment") from None

@@ -76,6 +76,9 @@ if TYPE_CHECKING:
 
 #: Exit status of a process that ends itself so that its scheduler requeues the job (sysexits EX_TEMPFAIL).
 EXIT_REQUEUE = 75
+#: Bound for building the groups once all members are there.
+_BUILD_S = 30.0
+_ROLL_S = 0.02
 
 
 def end_process(session: "Session", reason: str, status: int) -> None:
@@ -157,12 +160,27 @@ class Driver:
             self._channels.call(link, target, "state", order.me)
         else:
             store = PrefixStore(f"epoch/{order.epoch_to}", self._store)
-            self._inners = registry.build(store, timedelta(seconds=order.ttl_s))
+            self._call_roll(store, plan)
+            self._inners = registry.build(store, timedelta(seconds=_BUILD_S))
             for group in registry.groups():
                 self._inners[group.key].set_timeout(group.timeout)
         if not self.live:
             raise HandoverError("it was dropped meanwhile")
         threading.Thread(target=self._run, name="gridagent-handover", daemon=True).start()
+
+    def _call_roll(self, store: PrefixStore, plan: Plan) -> None:
+        """Waits until all members of the next epoch are here: a build that has begun cannot be called off.
+
+        Raises `HandoverError` as soon as the hand-over was dropped, or somebody that had come is gone.
+        """
+        store.set(f"here/{self._me}", "")
+        wanted = [f"here/{party}" for party in sorted(plan.new)]
+        while not store.check(wanted):
+            if not self.live or time.monotonic() > self._expires_s:
+                raise HandoverError("it was dropped meanwhile")
+            if self._gone:
+                raise HandoverError(f"{', '.join(self._gone)} left it")
+            time.sleep(_ROLL_S)
 
     def _connect_store(self, offer: wire.ChairOffer) -> TCPStore:
         store = TCPStore(offer.store_host, offer.store_port, is_master=False, wait_for_workers=False)
