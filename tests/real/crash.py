@@ -380,9 +380,13 @@ class Cell:
         owners = [record["owners"] for record in records if record["owners"]]
         assert all(owner in (None, last["1"]) for last in owners[-1:]), (self.seen, records)
 
+    def _claims(self) -> list[Any]:
+        """Who says that it trains, or holds what it trained (RankStatus)."""
+        return [r for r in self.fleet.ranks(self.job.name) if r.state in ("training", "frozen")]
+
     def _check_one_owner(self) -> None:
         """Every rank is trained by one process, all are in one epoch, and nobody else claims it."""
-        found = [r for r in self.fleet.ranks(self.job.name) if r.state in ("training", "frozen")]
+        found = self._claims()
         assert sorted((r.rank, r.state) for r in found) == [(rank, "training") for rank in range(3)], found
         assert len({r.epoch for r in found}) == 1, found
 
@@ -392,7 +396,7 @@ class Cell:
         assert status[0], status
         assert status[2], status
         assert status[1] or self.spare.process.poll(), status
-        assert not [r for r in self.fleet.ranks(self.job.name) if r.state in ("training", "frozen")]
+        wait_for("the agents know that nobody is left", lambda: not self._claims())
         losses = self.job.trace().losses
         done = [len(lines) for lines in losses.values()]
         assert max(done) - min(done) <= 1, done
