@@ -291,8 +291,14 @@ class Handover:
             for rank in self.ranks:
                 source = next(h for h in self.run.left if h.session == self._source_session(rank))
                 self.op(source, "handover.release", {"handover": self.id})
+        self.let_go()
+
+    def let_go(self) -> None:
+        """The run lets go of all nodes whose agents still serve it."""
         for agent in self.agents():
-            agent.client().op("run.end", run=self.id, fence=self.fence)
+            if agent.process is not None and agent.process.poll() is None:
+                with contextlib.suppress(Refused):  # fenced: a later hand-over has the lease
+                    agent.client().op("run.end", run=self.id, fence=self.fence)
 
     def _source_session(self, rank: int) -> str:
         return next(m.session for m in self.members if (m.role, m.rank) == ("source", rank))

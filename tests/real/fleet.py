@@ -64,6 +64,7 @@ class Run:
         self.folder.mkdir()
         self.ranks: dict[int, Holder] = {}
         self.left: list[Holder] = []  #: sources that gave their rank away, spares that were used up
+        self.handovers: list[Handover] = []
         self.epoch = 0
         self.held = 0  #: the step that no rank begins
 
@@ -200,13 +201,17 @@ class TrainingFleet(Fleet):
     def control(self, job: Job) -> Trace:
         """The undisturbed run of the same job, without any agent. Done once a session."""
         if job not in self._controls:
-            run = self._new(job)
-            for rank, environment in enumerate(self._environments(job)):
-                argv = ["exec", "--home", str(self.node(1).home), "--job", run.name, "--", *self._argv(run)]
-                environment["FORKSERVER_NO_AGENT"] = "1"
-                run.ranks[rank] = Holder(self.node(1), self._fork(run, f"rank-{rank}", argv, environment))
-            self._controls[job] = run.finish()
+            self._controls[job] = self.start_alone(job).finish()
         return self._controls[job]
+
+    def start_alone(self, job: Job) -> Run:
+        """Starts a job that knows of no agent."""
+        run = self._new(job)
+        for rank, environment in enumerate(self._environments(job)):
+            argv = ["exec", "--home", str(self.node(1).home), "--job", run.name, "--", *self._argv(run)]
+            environment["FORKSERVER_NO_AGENT"] = "1"
+            run.ranks[rank] = Holder(self.node(1), self._fork(run, f"rank-{rank}", argv, environment))
+        return run
 
     def _new(self, job: Job) -> Run:
         run = Run(self, job, f"j{self._next()}-{job.kind}")
@@ -259,7 +264,9 @@ class TrainingFleet(Fleet):
 
     def handover(self, run: Run, ranks: list[int], **options: Any) -> Handover:
         """A hand-over of these ranks to spares that are parked now. Options: see `Handover`."""
-        return Handover(self, run, ranks, **options)
+        handover = Handover(self, run, ranks, **options)
+        run.handovers.append(handover)
+        return handover
 
     def all(self, calls: list[Callable[[], Any]]) -> list[Any]:
         """Calls at once, results in order; the first error is raised after all have ended."""
@@ -273,6 +280,9 @@ class TrainingFleet(Fleet):
     def check_and_clear(self) -> None:
         """Ends what is left of all runs; raises if a process had to be killed that should have ended."""
         runs, self.runs = self.runs, []
+        for run in runs:
+            for handover in run.handovers:
+                handover.let_go()
         left = [process for run in runs for process in run.processes() if process.poll() is None]
         strays = [pid for run in runs for pid in _sessions_left([p.pid for p in run.processes()])]
         for pid in {*(process.pid for process in left), *strays}:

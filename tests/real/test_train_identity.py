@@ -21,6 +21,7 @@ KINDS = [
     Job("unused"),
     Job("static"),
     Job("late_group", ("3",)),
+    Job("functional"),
 ]
 
 

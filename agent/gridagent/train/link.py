@@ -35,6 +35,7 @@ class Link:
         self._next_id = 0
         self._closed = False
         self._steps: list[wire.StepEntry] = []
+        self._commands: list[threading.Thread] = []
         self.connected = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gridagent-link", daemon=True)
 
@@ -86,6 +87,12 @@ class Link:
             wire.Progress(job=hello.job, rank=hello.rank, epoch=hello.epoch, entries=steps)
         ):
             self._steps = steps + self._steps
+
+    def settle(self, timeout_s: float) -> None:
+        """Lets commands that run now come to their reply."""
+        end_s = time.monotonic() + timeout_s
+        for thread in self._commands:
+            thread.join(max(0.0, end_s - time.monotonic()))
 
     def close(self, farewell: wire.Farewell) -> None:
         """Says good-bye and ends the thread."""
@@ -156,9 +163,11 @@ class Link:
                 waiting[1].append(message)
                 waiting[0].set()
         elif isinstance(message, wire.Command):
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._execute, args=(message,), name=f"gridagent-{message.kind}", daemon=True
-            ).start()
+            )
+            thread.start()
+            self._commands = [*(t for t in self._commands if t.is_alive()), thread]
 
     def _execute(self, command: wire.Command) -> None:
         handler = self.handlers.get(command.kind)

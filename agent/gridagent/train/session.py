@@ -34,6 +34,8 @@ from gridagent.train.state import CATEGORIES, RankState, StateError, digests, in
 
 _log = logging.getLogger("gridagent.train")
 _DRAIN_S = 5.0
+#: How long the end of a session waits for commands that run, e.g. for a cut that its end aborts.
+_SETTLE_S = 2.0
 #: Steps by which a warm-up may be prolonged.
 _WARMUP_MORE = 3
 
@@ -139,9 +141,17 @@ class Session:
     def close(self) -> dict[str, str]:
         """Ends the session after the last step. Returns the digests of the final state, by category.
 
-        They also go to the agent, as the proof of what this run ended with.
+        They also go to the agent, as the proof of what this run ended with. Empty where the state
+        holds what cannot be digested.
         """
-        proof = digests(self.state.inventory())
+        self.handovers.refuse("the training has come to its end")
+        if self._link is not None:
+            self._link.settle(_SETTLE_S)
+        try:
+            proof = digests(self.state.inventory())
+        except StateError as error:
+            _log.warning("the final state has no digests: %s", error)
+            proof = {}
         if self._link is not None and self.is_owner:
             self._link.close(
                 wire.Farewell(reason="finished", step=self.step, epoch=self.epoch, digests=proof)

@@ -144,7 +144,7 @@ class RankState:
         return entries
 
     def blockers(self) -> list[tuple[str, str, bool]]:
-        """(code, text, fatal) for what forbids a swap or makes it not bit-identical; `inventory` raises the rest."""
+        """(code, text, fatal) for what forbids a swap, or bit identity; `inventory` raises the rest."""
         found: list[tuple[str, str, bool]] = []
         for name, module in self.modules.items():
             for path in _loose_tensors(name, unwrap(module)):

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from gridagent.train import Session
-from gridagent.train.state import digests
 
 FOLDER = Path(sys.argv[1])
 STEPS = int(sys.argv[2])
@@ -48,10 +47,9 @@ def wrote(session: Session, loss: torch.Tensor) -> None:
 
 def done(session: Session) -> None:
     """Notes the final state and ends the session."""
+    final = session.close()
     if session.is_owner:
-        final = digests(session.state.inventory())
         (FOLDER / f"digests-{session.rank}.json").write_text(json.dumps(final))
-    session.close()
 
 
 def _number(name: str, default: float) -> float:

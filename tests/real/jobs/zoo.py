@@ -1,6 +1,8 @@
 """Small trainings of every kind. argv: FOLDER STEPS KIND [ARGUMENT ...]; kinds are functions with @kind."""
 
 import random
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,6 +30,7 @@ class Training:
     micro_batches: int = 1
     before_step: Callable[[Session], Tensor | None] = lambda _session: None  #: may add to the loss
     more: dict[str, Any] = field(default_factory=dict)  #: also registered
+    keep_gradients: bool = False
 
 
 KINDS: dict[str, Callable[..., Training]] = {}
@@ -249,6 +252,52 @@ def late_group(*steps: str) -> Training:
     return Training(model, adamw(model), before_step=before_step)
 
 
+@kind
+def functional() -> Training:
+    """DTensor and functional collectives, which find their group by name, from C++."""
+    import torch.distributed._functional_collectives as funcol
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = DDP(net())
+
+    def forward(batch: Tensor) -> Tensor:
+        output = model(batch)
+        whole = DTensor.from_local(output.detach(), mesh, [Shard(0)]).redistribute(placements=[Replicate()])
+        peers = funcol.all_reduce(output.detach().sum(), "sum", mesh)
+        loss: Tensor = output.square().mean() + 0.01 * whole.to_local().mean() + 0.001 * peers
+        return loss
+
+    return Training(model, adamw(model), forward)
+
+
+@kind
+def side_thread() -> Training:
+    """A collective per run in a thread beside; rank 2 takes part only once it has begun step 18."""
+    model = DDP(net())
+    side = dist.new_group()
+
+    def reduce(session: Session) -> None:
+        while session.rank == 2 and session.step < 18:
+            time.sleep(0.01)
+        dist.all_reduce(torch.ones(1), group=side)
+
+    def before_step(session: Session) -> None:
+        if session.is_owner and session.step == 5:
+            threading.Thread(target=reduce, args=(session,)).start()
+
+    return Training(model, adamw(model), before_step=before_step)
+
+
+@kind
+def blocked() -> Training:
+    """All that a pre-flight must find."""
+    model = DDP(net())
+    model.module.anchor = torch.ones(3)
+    return Training(model, adamw(model), keep_gradients=True, more={"own": {"seen": {1, 2}}})
+
+
 def main() -> None:
     dist.init_process_group("grid", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
@@ -275,7 +324,8 @@ def main() -> None:
                 continue
             micro = 0
             apply()
-            training.optimizer.zero_grad()
+            if not training.keep_gradients:
+                training.optimizer.zero_grad()
             record.wrote(session, loss)
             session.end_step(loss=loss)
             if session.step >= record.STEPS:
