@@ -5,7 +5,20 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gridctl.cli import about, demo, doctor, freeze, incidents, journal, run, swap, trust, views, watch
+from gridctl.cli import (
+    about,
+    cordons,
+    demo,
+    doctor,
+    freeze,
+    incidents,
+    journal,
+    run,
+    swap,
+    trust,
+    views,
+    watch,
+)
 from gridctl.cli.console import READ_ONLY, Console
 from gridctl.cli.exits import Exit, code_for
 from gridctl.cli.output import say
@@ -45,6 +58,7 @@ def _tree() -> None:
     root.add_typer(run.app, name="run")
     root.command()(freeze.freeze)
     root.command()(freeze.thaw)
+    root.command()(cordons.uncordon)
     root.command()(incidents.incidents)
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")

@@ -85,7 +85,10 @@ def plan(
         typer.Option(help="Move only the ranks on this device, e.g. gpu:1. May be repeated."),
     ] = None,
     incident: Annotated[
-        str, typer.Option(help="Left out, one is opened.", autocompletion=complete.incidents)
+        str,
+        typer.Option(
+            help="Left out, the open one of the node, else a new one.", autocompletion=complete.incidents
+        ),
     ] = "",
     output: Output = Format.table,
 ) -> None:

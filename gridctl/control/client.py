@@ -10,6 +10,7 @@ from gridagent.journal import Record
 from gridagent.wire import Blocker
 from gridctl.errors import GridctlError, Refused, Unanswered
 from gridctl.home import Home
+from gridctl.model.fleet import Node
 from gridctl.model.plans import DryCall, Gate, Plan, Request
 from gridctl.model.runs import Run
 
@@ -98,6 +99,10 @@ class Client:
 
     def thaw(self, scope: str, gate: Gate) -> list[dict[str, str]]:
         return self._ask("POST", "/v1/thaw", list[dict[str, str]], {"scope": scope, "gate": gate})
+
+    def uncordon(self, node: str, gate: Gate) -> Node:
+        """Opens a repaired node for new work; returns it as it is then."""
+        return self._ask("POST", f"/v1/node/{_path(node)}/uncordon", Node, gate)
 
     def stop(self) -> None:
         """Ends the controller. A run in its hand is then interrupted and can be resumed."""

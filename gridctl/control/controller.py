@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gridagent.wire import FreezeRequest
+from gridctl.control.cordons import uncordon
 from gridctl.control.driver import Driver
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
@@ -141,6 +142,8 @@ class Controller:
         await self.trustee.turn(self.agents, self.nodes.values(), read_only=self.read_only)
         await self._relay_missed()
         self.sentinel.tick()
+        for incident in self.ledger.incidents.forgotten(time.time(), self.ledger.plans):
+            close_incident(self.ledger, incident.id, "no plan of it was applied, and all have expired")
 
     def _reread_files(self) -> None:
         """Nodes that were enrolled since, another policy, a renewed certificate."""
@@ -193,7 +196,7 @@ class Controller:
             )
             gates.check_fresh(plan, time.time(), nodes)
             run = f"r-{secrets.token_hex(4)}"
-            await self._take_lease(run)
+            await self.take_lease(run)
             try:
                 about = {"incident": plan.incident, "plan": plan.id, "run": run}
                 self.ledger.append("gate", {**about, **msgspec.to_builtins(gate)})
@@ -217,6 +220,12 @@ class Controller:
         if run in self._drivers:
             raise Refused("not-now", f"run {run} is in hand: there is nothing to resume")
         return await self._take_up(run, plan, Started(gate.who, accept=True), gate)
+
+    async def uncordon(self, node: str, gate: Gate) -> Node:
+        """Opens a repaired node for new work. Raises `Refused`."""
+        self._may_act()
+        async with self._applying:
+            return await uncordon(self, node, gate)
 
     async def freeze(self, scope: str, gate: Gate, *, frozen: bool) -> list[dict[str, str]]:
         """Relays a freeze or thaw to all agents; those that miss it get it when they answer again."""
@@ -249,9 +258,10 @@ class Controller:
                     f"{scope} was frozen by {freeze['who']} ({freeze['reason']}): `gridctl thaw` ends that",
                 )
 
-    async def _take_lease(self, run: str) -> None:
+    async def take_lease(self, user: str) -> None:
+        """Steers for `user` until `lease.drop`. Raises `Refused`."""
         highest = max((node.status.fence for node in self.nodes.values() if node.status), default=0)
-        await self.lease.take(run, highest)
+        await self.lease.take(user, highest)
 
     def _record_lease(self, plan: Plan, run: str) -> None:
         lease = {"fence": self.lease.fence, "holder": self.lease.holder, "granted": self.lease.granted}
@@ -333,7 +343,7 @@ class Controller:
         """Takes a run in hand again that nobody drives."""
         async with self._applying:
             await self.look({member.node for member in plan.members})
-            await self._take_lease(run)
+            await self.take_lease(run)
             try:
                 what = "resume" if isinstance(event, Started) else "rollback"
                 self.ledger.append("audit", {**self._audit(run, plan, gate), "what": what})

@@ -1,10 +1,12 @@
 """Incidents, a fold over the journal: what was seen, decided, planned, confirmed and done, a line each."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from gridagent.journal import Record
+from gridctl.model.plans import Plan
 from gridctl.model.runs import Incident, Moment
 
 
@@ -21,11 +23,25 @@ class Incidents:
         return self._all.get(incident)
 
     def open_on(self, node: str) -> Incident | None:
-        """The open incident of a node that began with a finding."""
-        for incident in reversed(self._all.values()):
-            if incident.node == node and incident.state == "open" and incident.kind != "manual":
-                return incident
-        return None
+        """The newest open incident of a node that began with a finding."""
+        return next((i for i in self._open() if i.node == node and i.kind != "manual"), None)
+
+    def open_for(self, node: str, job: str) -> Incident | None:
+        """The newest open incident to which a plan for `job` to leave `node` belongs."""
+        return next((i for i in self._open() if i.node == node and i.job in ("", job)), None)
+
+    def forgotten(self, now_unix_s: float, plans: Mapping[str, Plan]) -> list[Incident]:
+        """Those that somebody opened with a plan which was never applied and has expired."""
+        return [
+            incident
+            for incident in self._open()
+            if incident.kind == "manual"
+            and not incident.runs
+            and all(plans[plan].expires_unix_s <= now_unix_s for plan in incident.plans)
+        ]
+
+    def _open(self) -> Iterator[Incident]:
+        return (incident for incident in reversed(self._all.values()) if incident.state == "open")
 
     def take(self, record: Record) -> None:
         """Folds one record in. One that belongs to no incident is passed over."""

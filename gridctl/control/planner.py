@@ -43,7 +43,9 @@ async def make_plan(world: World, request: Request) -> Plan:
     nodes = await world.look(set())
     selection = select(request, nodes, world.policy)
     plan_id, handover = f"p-{secrets.token_hex(4)}", f"h-{secrets.token_hex(6)}"
-    incident = request.incident or f"i-{secrets.token_hex(4)}"
+    known = world.ledger.incidents.open_for(request.node, selection.job.name)
+    opened = "" if request.incident or known else f"i-{secrets.token_hex(4)}"
+    incident = request.incident or (known.id if known else opened)
     try:
         reports = [await _describe(world, plan_id, move) for move in selection.moves]
         launches = [
@@ -64,7 +66,7 @@ async def make_plan(world: World, request: Request) -> Plan:
         now_unix_s=time.time(),
         rates=world.ledger.cut_rates(),
     )
-    if not request.incident:
+    if opened:
         what = f"{', '.join(plan.devices)} of {plan.node}" if plan.devices else plan.node
         world.ledger.append(
             "incident",

@@ -56,6 +56,7 @@ class Service:
                 web.post("/v1/plan", self._plan),
                 web.post("/v1/apply", self._apply),
                 web.post("/v1/run/{id}/{verb:abort|rollback|resume}", self._steer),
+                web.post("/v1/node/{name}/uncordon", self._uncordon),
                 web.post("/v1/{verb:freeze|thaw}", self._freeze),
                 web.post("/v1/stop", self._end),
             ]
@@ -138,6 +139,10 @@ class Service:
         body = await _body(request, Freeze)
         frozen = request.match_info["verb"] == "freeze"
         return _json(await _to_the_end(self._controller.freeze(body.scope, body.gate, frozen=frozen)))
+
+    async def _uncordon(self, request: web.Request) -> web.StreamResponse:
+        gate = await _body(request, Gate)
+        return _json(await _to_the_end(self._controller.uncordon(request.match_info["name"], gate)))
 
     async def _end(self, request: web.Request) -> web.StreamResponse:
         self._stop.set()

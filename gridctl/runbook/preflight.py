@@ -91,12 +91,16 @@ def of_spare(source: NodeStatus, gpus: int, spare: Spare, node: Node, policy: Po
         )
     if status.quarantined:
         yield fatal(
-            "spare-quarantined", f"{node.name} is quarantined: its spare takes no rank until released"
+            "spare-quarantined",
+            f"{node.name} is quarantined: its spare takes no rank until `gridctl uncordon {node.name}`",
         )
     elif status.cordoned:
         who = status.cordon_owner or "somebody"
+        lift = f"`gridctl uncordon {node.name}`" if who == "gridctl" else f"ask {who}"
         yield fatal(
-            "spare-quarantined", f"{node.name} is cordoned by {who} ({status.cordon_reason or 'no reason'})"
+            "spare-quarantined",
+            f"{node.name} is cordoned by {who} ({status.cordon_reason or 'no reason'}): once it is sound,"
+            f" {lift}, or park a spare elsewhere",
         )
     if len(spare.gpus) != gpus:
         yield fatal(

@@ -67,6 +67,9 @@ def test_nodes_are_there_in_full(fleet: SwapFleet) -> None:
         ("freeze", Exit.REFUSED),
         ("freeze --reason x", Exit.REFUSED),
         ("freeze --yes", Exit.USAGE),
+        ("uncordon zz --yes --reason x", Exit.NOT_FOUND),
+        ("uncordon n1 --yes --reason x", Exit.REFUSED),
+        ("uncordon n1 --yes", Exit.USAGE),
     ],
 )
 def test_every_no_has_its_exit_code(fleet: SwapFleet, command: str, code: Exit) -> None:
@@ -116,6 +119,19 @@ def test_what_a_node_says_cannot_act_on_the_terminal(fleet: SwapFleet) -> None:
     assert data(fleet.root, "nodes", "n2")[0]["status"]["cordon_reason"] == HOSTILE, "data stays what it is"
     agent.op("node.uncordon", fence=1000)
     agent.lease(fence=1000, ttl_s=0)
+
+
+def test_somebody_elses_cordon_is_not_lifted(fleet: SwapFleet) -> None:
+    agent = fleet.agents["n2"].client()
+    agent.lease(fence=2000)
+    agent.op("node.cordon", {"reason": "a burn-in", "owner": "scheduler"}, fence=2000)
+    agent.lease(fence=2000, ttl_s=0)
+    wait_for("the controller sees it", lambda: data(fleet.root, "nodes", "n2")[0]["status"]["cordoned"])
+    said = gridctl(fleet.root, "uncordon", "n2", "--yes", "--reason", "x", expect=Exit.REFUSED).stderr
+    assert "only scheduler lifts that" in said
+    agent.lease(fence=3000)
+    agent.op("node.uncordon", {"owner": "scheduler"}, fence=3000)
+    agent.lease(fence=3000, ttl_s=0)
 
 
 def test_a_table_fits_the_terminal_and_colours_are_a_choice(fleet: SwapFleet) -> None:

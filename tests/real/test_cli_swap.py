@@ -20,7 +20,9 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         training(client)
         parked(client)
 
+        first = data(root, "swap", "plan", "n2", "--to", "n4")
         plan = data(root, "swap", "plan", "n2", "--to", "n4")
+        assert plan["incident"] == first["incident"], "one wish is one incident"
         assert [move["target"]["node"] for move in plan["moves"]] == ["n4"]
         rows = csv.DictReader(
             io.StringIO(gridctl(root, "swap", "apply", plan["id"], "--dry-run", "-o", "csv").stdout)
@@ -50,6 +52,14 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         for again in (["swap", "apply", plan["id"]], ["run", "rollback", run["id"]]):
             gridctl(root, *again, "--yes", "--reason", "a second time", expect=Exit.REFUSED)
         assert data(root, "jobs")[0]["epoch"] == 1
+
+        gridctl(root, "uncordon", "n2", expect=Exit.REFUSED)
+        lifted = data(root, "uncordon", "n2", "--yes", "--reason", "memory replaced")
+        assert (lifted[0]["name"], lifted[0]["status"]["cordoned"]) == ("n2", False)
+        gridctl(root, "uncordon", "n2", "--yes", "--reason", "once more", expect=Exit.REFUSED)
+        fleet.park("n2")
+        parked(client)
+        assert data(root, "swap", "plan", "n3")["moves"][0]["target"]["node"] == "n2", "it is a spare again"
         client.stop()
         assert data(root, "journal", "verify")["ok"] is True
 

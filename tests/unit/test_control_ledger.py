@@ -63,6 +63,25 @@ def test_another_process_reads_the_same_out_of_the_journal(home: Home) -> None:
     again.close()
 
 
+def test_an_incident_whose_plans_were_never_applied_is_forgotten(home: Home) -> None:
+    expiry = PLAN.expires_unix_s
+    ledger = filled(home, 0)
+    assert ledger.incidents.forgotten(expiry - 1, ledger.plans) == []
+    later = msgspec.structs.replace(PLAN, id="p2", expires_unix_s=expiry + 100)
+    ledger.append("plan", {"incident": "i1", "plan": msgspec.to_builtins(later)})
+    assert ledger.incidents.forgotten(expiry + 1, ledger.plans) == [], "a newer plan can still be applied"
+    assert [found.id for found in ledger.incidents.forgotten(expiry + 100, ledger.plans)] == ["i1"]
+    assert ledger.incidents.open_for("n2", "lm") is not None
+    assert ledger.incidents.open_for("n2", "other") is None
+    close_incident(ledger, "i1", "expired")
+    assert ledger.incidents.forgotten(expiry + 100, ledger.plans) == []
+    assert ledger.incidents.open_for("n2", "lm") is None
+    ledger.close()
+    started = filled(Home.at(home.state / "started"))
+    assert started.incidents.forgotten(expiry + 1, started.plans) == [], "one that was applied has its run"
+    started.close()
+
+
 def test_a_run_in_nobody_s_hand_is_interrupted(home: Home) -> None:
     ledger = filled(home, 9)
     assert ledger.run("r1").state == "interrupted"
