@@ -6,8 +6,8 @@ of a chunk is missing), `manifest` (a shape is wrong). `hold:PARTY@PHASE` stops 
 it enters a phase, so that a test can kill it right there.
 """
 
-import os
 import signal
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,8 @@ class Damage:
     def hold(self, party: str, phase: str) -> None:
         """Stops this process if it was to be held here; it goes on when somebody continues it."""
         if self._holds == f"{party}@{phase}":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this very thread: sent to the process, it would let this thread run on for a moment.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     def entries(self, entries: list[Entry]) -> list[Entry]:
         """What is streamed in the place of the true state."""
