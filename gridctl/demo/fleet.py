@@ -35,7 +35,7 @@ class DemoFleet:
         self.world_size = ranks_per_node * 3
         self._children: list[tuple[str, subprocess.Popen[bytes]]] = []
         self.environ = {**os.environ, "GRIDCTL_HOME": str(root / "operator"), "GRIDCTL_DEMO": str(root)}
-        self.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+        self.environ.update(OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", TMPDIR=str(root))
         for name in (
             "GRIDAGENT_SOCKET",
             "GRIDAGENT_HOME",
