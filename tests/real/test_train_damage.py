@@ -27,8 +27,11 @@ SHARDED = {
 
 @pytest.mark.parametrize(
     ("damage", "job", "named"),
-    [(damage, *rest) for damage, rest in [*DAMAGE.items(), *SHARDED.items()]],
-    ids=[*DAMAGE, *(f"fsdp-{damage}" for damage in SHARDED)],
+    [
+        *((damage, *rest) for damage, rest in [*DAMAGE.items(), *SHARDED.items()]),
+        ("", Job("stubborn"), ("the received state does not fit: AssertionError: not in this room",)),
+    ],
+    ids=[*DAMAGE, *(f"fsdp-{damage}" for damage in SHARDED), "the-script-refuses"],
 )
 def test_damage_is_found(trained: TrainingFleet, damage: str, job: Job, named: tuple[str, ...]) -> None:
     run = trained.start(job)

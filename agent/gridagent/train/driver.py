@@ -26,7 +26,6 @@ from gridagent.train.errors import HandoverError
 from gridagent.train.group import node_address
 from gridagent.train.records import RecordFile
 from gridagent.train.sealed import SealedError, SealedSocket
-from gridagent.train.state import StateError
 from gridagent.train.transaction import Chair, Member
 from gridagent.train.transaction_events import (
     CHAIR,
@@ -428,7 +427,7 @@ class Driver:
         except TransferError as error:
             self._drop_transfer(tuple(error.found))
             return
-        except (SealedError, StateError, RuntimeError) as error:
+        except Exception as error:  # also what the script's own loader raises: it aborts the swap
             self._drop_transfer((f"restore: {error}",))
             return
         self._tell_metrics(report)

@@ -290,6 +290,23 @@ def side_thread() -> Training:
     return Training(model, adamw(model), before_step=before_step)
 
 
+class Stubborn:
+    """Cannot be restored."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError("not in this room")
+
+
+@kind
+def stubborn() -> Training:
+    """The script's own code fails in the restore."""
+    model = DDP(net())
+    return Training(model, adamw(model), more={"own": Stubborn()})
+
+
 @kind
 def blocked() -> Training:
     """All that a pre-flight must find."""
