@@ -5,8 +5,10 @@ import http.client
 import json
 import os
 import queue
+import random
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -36,6 +38,15 @@ def wait_for(what: str, look: Callable[[], Any]) -> Any:
                 return found
         time.sleep(0.02)
     raise AssertionError(f"not within {DEADLINE_S:.0f} s: {what}")
+
+
+def free_port() -> int:
+    """A port for a server that binds it later: not one that the kernel gives to connections meanwhile."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, lowest)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Refused(Exception):

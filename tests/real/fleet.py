@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agents import DEADLINE_S, Agent, Fleet, wait_for
+from agents import DEADLINE_S, Agent, Fleet, free_port, wait_for
 from driver import HOLD, Handover
 from forkserver import JOBS, ForkServer, Process
 
@@ -233,8 +232,7 @@ class TrainingFleet(Fleet):
         ]
 
     def _environments(self, job: Job) -> Iterator[dict[str, str]]:
-        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         for rank in range(job.world):
             yield {
                 **os.environ,

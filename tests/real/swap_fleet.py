@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from agents import DEADLINE_S, Agent, Fleet
+from agents import DEADLINE_S, Agent, Fleet, free_port
 
 from gridctl.control import ensure
 from gridctl.control.client import Client
@@ -67,8 +66,7 @@ class SwapFleet(Fleet):
 
     def train(self, *nodes: str) -> None:
         """Starts a job with one rank on each of these nodes."""
-        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         for rank, name in enumerate(nodes):
             agent = self.agents[name]
             environment = {
