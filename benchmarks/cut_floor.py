@@ -350,15 +350,13 @@ def show(nbytes: int, samples: dict[str, Sample]) -> None:
     medians = {name: statistics.median(sample.took_ms) for name, sample in samples.items()}
     floor = min(medians["floor, one thread"], medians["floor, two threads"])
     print(f"\n{nbytes / 1e6:.1f} MB, {len(samples[PRODUCT].took_ms)} rounds; floor = the faster of the two")
-    print(
-        f"{'':<20}{'median ms':>11}{'range ms':>18}{'GB/s':>7}{'x floor':>9}{'CPU ms source':>15}{'target':>8}"
-    )
+    print(f"{'':<19}{'median ms':>11}{'range ms':>18}{'GB/s':>6}{'x floor':>9}{'CPU ms at both ends':>21}")
     for name, sample in samples.items():
         low, high = min(sample.took_ms), max(sample.took_ms)
         print(
-            f"{name:<20}{medians[name]:>11.1f}{f'{low:.1f} to {high:.1f}':>18}"
-            f"{nbytes / medians[name] / 1e6:>7.2f}{medians[name] / floor:>9.2f}"
-            f"{statistics.median(sample.source_cpu_ms):>15.1f}{statistics.median(sample.target_cpu_ms):>8.1f}"
+            f"{name:<19}{medians[name]:>11.1f}{f'{low:.1f} to {high:.1f}':>18}"
+            f"{nbytes / medians[name] / 1e6:>6.2f}{medians[name] / floor:>9.2f}"
+            f"{statistics.median(sample.source_cpu_ms):>14.1f}{statistics.median(sample.target_cpu_ms):>7.1f}"
         )
     parts = samples[PRODUCT].parts_ms
     named = (f"{name} {statistics.median(p[name] for p in parts):.1f}" for name in parts[0])

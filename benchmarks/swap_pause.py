@@ -180,7 +180,8 @@ class Torchft:
         log, groups = folder / "log", WORLD + 1
         serve = (
             "import time, torchft._torchft as t;"
-            f"s = t.LighthouseServer(bind='127.0.0.1:0', min_replicas={WORLD}, join_timeout_ms={self.join_ms},"
+            f"s = t.LighthouseServer(bind='127.0.0.1:0', min_replicas={WORLD},"
+            f" join_timeout_ms={self.join_ms},"
             f" heartbeat_timeout_ms={self.heartbeat_ms});"
             f"open({str(folder / 'address')!r}, 'w').write(s.address() + '\\n'); time.sleep(1e6)"
         )

@@ -1,7 +1,8 @@
 """The demo's job as written for torchft: one replica group, three of which train and one is the spare.
 
 Batches and dropout are drawn anew for every (step, rank), so that whoever has a rank draws what that rank
-would have drawn. One group leaves at a step, as politely as torchft allows: it shuts its manager down and ends.
+would have drawn. One group leaves at a step, as politely as torchft allows: it shuts
+its manager down and ends.
 Started by swap_pause.py with the Python of a throw-away environment that has torchft.
 
 usage: torchft_group.py OUT STEPS GROUP GROUPS LEAVES_AT (-1: never)

@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -35,10 +36,21 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.binary(max_size=300), st.lists(st.integers(0, 300)), st.lists(st.integers(0, 300)), st.booleans())
+@given(
+    st.binary(max_size=300),
+    st.lists(st.integers(0, 300)),
+    st.lists(st.integers(0, 300)),
+    st.booleans(),
+    st.sampled_from([1, 20, 64 << 10]),
+)
 def test_pieces_are_one_frame_that_plain_aes_gcm_opens(
-    data: bytes, cuts: list[int], other: list[int], last: bool
+    data: bytes, cuts: list[int], other: list[int], last: bool, gather_bytes: int
 ) -> None:
+    with patch("gridagent.train.sealed.GATHER_BYTES", gather_bytes):
+        check_frame(data, cuts, other, last)
+
+
+def check_frame(data: bytes, cuts: list[int], other: list[int], last: bool) -> None:
     with pair() as (near, far):
         sent = SealedSocket(near, TO, BACK, HANDOVER).send_pieces(split(data, cuts), last=last)
         assert sent == 5 + len(data) + TAG_BYTES

@@ -12,8 +12,9 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -29,6 +30,12 @@ TAG_BYTES = 16
 FRAME_BYTES_MAX = 8 << 20
 _HEADER = struct.Struct(">I")
 _NONCE = struct.Struct(">7sIB")
+
+
+#: Pieces below this are copied together: a call each, with the interpreter's lock let go and fetched again,
+#: costs more than the copy.
+GATHER_BYTES = 64 << 10
+_Piece = TypeVar("_Piece", bound=Buffer)
 
 
 class SealedError(Exception):
@@ -77,8 +84,8 @@ class _Direction:
         context = Cipher(self._aes, self._nonce(last)).encryptor()
         context.authenticate_additional_data(self._associated)
         offset = 0
-        for piece in pieces:
-            offset += context.update_into(piece, out[offset:])
+        for run in _runs(pieces):
+            offset += context.update_into(run[0] if len(run) == 1 else b"".join(run), out[offset:])
         context.finalize()
         out[offset : offset + TAG_BYTES] = context.tag
 
@@ -87,14 +94,31 @@ class _Direction:
         context = Cipher(self._aes, self._nonce(last)).decryptor()
         context.authenticate_additional_data(self._associated)
         offset = 0
-        for out in outs:
-            offset += context.update_into(sealed[offset : offset + out.nbytes], out)
+        for run in _runs(outs):
+            size = sum(out.nbytes for out in run)
+            plain = run[0] if len(run) == 1 else memoryview(bytearray(size))
+            context.update_into(sealed[offset : offset + size], plain)
+            offset += size
+            for out in run if len(run) > 1 else []:
+                out[:], plain = plain[: out.nbytes], plain[out.nbytes :]
         try:
             context.finalize_with_tag(bytes(sealed[offset:]))
         except InvalidTag:
             raise SealedError(
                 "a frame was changed, repeated, reordered, or sealed for another transfer"
             ) from None
+
+
+def _runs(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
+    """Neighbours that are small together, every other piece alone."""
+    run: list[_Piece] = []
+    for piece in pieces:
+        if run and (memoryview(piece).nbytes >= GATHER_BYTES or memoryview(run[-1]).nbytes >= GATHER_BYTES):
+            yield run
+            run = []
+        run.append(piece)
+    if run:
+        yield run
 
 
 class SealedSocket:
@@ -130,14 +154,12 @@ class SealedSocket:
             raise SealedError(f"the peer is gone: {error}") from None
         return size + 5
 
-    def receive_into(self, out: memoryview) -> tuple[int, bool]:
-        """Receives one frame into `out`; returns (bytes of plain text, was it the last of a stream)."""
+    def receive_frame(self) -> tuple[bytearray, bool]:
+        """Receives one frame; returns its plain text, and whether it was the last of a stream."""
         sealed, last = self._frame()
-        plain_bytes = sealed.nbytes - TAG_BYTES
-        if plain_bytes > len(out):
-            raise SealedError(f"a frame of {plain_bytes} bytes does not fit the buffer of {len(out)}")
-        self._in.open_into(sealed, [out[:plain_bytes]], last)
-        return plain_bytes, last
+        plain = bytearray(sealed.nbytes - TAG_BYTES)
+        self._in.open_into(sealed, [memoryview(plain)], last)
+        return plain, last
 
     def receive_pieces(self, outs: Sequence[memoryview]) -> int:
         """Receives one frame into several pieces of memory if it fits them exactly.
@@ -163,11 +185,9 @@ class SealedSocket:
         self._fill(sealed)
         return sealed, bool(last)
 
-    def receive(self) -> bytes:
-        """Receives one small frame (at most 1 MiB of plain text)."""
-        buffer = memoryview(bytearray(1 << 20))
-        size, _ = self.receive_into(buffer)
-        return bytes(buffer[:size])
+    def receive(self) -> bytearray:
+        """Receives one frame that stands for itself."""
+        return self.receive_frame()[0]
 
     def _fill(self, view: memoryview) -> None:
         while view.nbytes:

@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gridagent.train.sealed import FRAME_BYTES_MAX, SealedError, SealedSocket
+from gridagent.train.sealed import GATHER_BYTES, SealedError, SealedSocket
 from gridagent.train.state import Entry, RankState, category_digests, flat_bytes, memory_of
 from gridagent.train.state import digests as state_digests
 
@@ -205,6 +205,7 @@ def send_state(
     "trailer" and the value that is about to be sent.
     """
     started_s = time.perf_counter()
+    entries = sorted(entries, key=lambda entry: entry.nbytes >= GATHER_BYTES)  # small ones side by side
     manifest = [ManifestEntry(e.name, e.category, e.dtype, e.shape, e.nbytes) for e in entries]
     channel.send(msgspec.msgpack.encode(damage("manifest", manifest)))
     sizes = [entry.nbytes for entry in manifest]
@@ -285,9 +286,7 @@ class _Landing:
         A buffer may hold infinities: an attention mask does.
         """
         tensor = self.tensor
-        if tensor is None or not tensor.is_floating_point():
-            return
-        if tensor.numel() > 4096 and bool(torch.isfinite(tensor.sum())):
+        if tensor is None or _sum_is_finite(tensor):
             return
         bad = torch.isnan(tensor) if self.wanted.category == "buffers" else ~torch.isfinite(tensor)
         self.finite = not bool(bad.any())
@@ -311,16 +310,15 @@ def receive_state(
     that may draw random numbers). Raises `TransferError` with every defect found, `SealedError`.
     """
     live = {entry.name: entry for entry in state.inventory(loaders=False)}  # while the source comes
-    buffer = memoryview(bytearray(FRAME_BYTES_MAX))
-    size, _ = channel.receive_into(buffer)
+    sent, _ = channel.receive_frame()
     started_s = time.perf_counter()
-    manifest = _decode(bytes(buffer[:size]), list[ManifestEntry], "manifest")
+    manifest = _decode(sent, list[ManifestEntry], "manifest")
     _check_manifest(manifest, live, set(state.loaders))
     landings = [_Landing(wanted, live.get(wanted.name)) for wanted in manifest]
     hashes = _land_all(channel, landings)
-    size, last = channel.receive_into(buffer)
+    sent, last = channel.receive_frame()
     landed_s = time.perf_counter()
-    trailer = _decode(bytes(buffer[:size]), Trailer, "trailer")
+    trailer = _decode(sent, Trailer, "trailer")
     if not last:
         raise TransferError(["the stream does not end where its manifest says"])
     found = _compare(landings, hashes, trailer)
@@ -344,7 +342,7 @@ def receive_state(
     return TransferReport(digests, sum(wanted.nbytes for wanted in manifest), parts_ms)
 
 
-def _decode(data: bytes, kind: Any, what: str) -> Any:
+def _decode(data: bytearray, kind: Any, what: str) -> Any:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except msgspec.MsgspecError as error:
@@ -391,7 +389,12 @@ def _check_manifest(manifest: list[ManifestEntry], live: dict[str, Entry], loade
 def _land_all(channel: SealedSocket, landings: list[_Landing]) -> list[str]:
     """Receives every chunk to where it belongs. Returns the hash of every entry, of what landed."""
     sizes = [landing.wanted.nbytes for landing in landings]
-    with _Hashes(sizes, done=lambda index: landings[index].check_finite()) as running:
+
+    def hashed(index: int) -> None:
+        if sizes[index] >= GATHER_BYTES:
+            landings[index].check_finite()
+
+    with _Hashes(sizes, hashed) as running:
         for pieces in chunks(sizes):
             views = [landings[piece.index].view(piece) for piece in pieces]
             size = channel.receive_pieces(views)
@@ -404,7 +407,26 @@ def _land_all(channel: SealedSocket, landings: list[_Landing]) -> list[str]:
             running.feed(
                 [(p, landings[p.index].landed(p, view)) for p, view in zip(pieces, views, strict=True)]
             )
-        return running.results()
+        hashes = running.results()
+    _check_small(landings)
+    return hashes
+
+
+def _sum_is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum()))
+
+
+def _check_small(landings: list[_Landing]) -> None:
+    """Notes which of the small entries are not finite, in one look where all are."""
+    alike: dict[tuple[torch.dtype, torch.device], list[_Landing]] = {}
+    for landing in landings:
+        if landing.tensor is not None and landing.wanted.nbytes < GATHER_BYTES:
+            alike.setdefault((landing.tensor.dtype, landing.tensor.device), []).append(landing)
+    for group in alike.values():
+        tensors = [landing.tensor.reshape(-1) for landing in group if landing.tensor is not None]
+        if not _sum_is_finite(torch.cat(tensors)):
+            for landing in group:
+                landing.check_finite()
 
 
 def _compare(landings: list[_Landing], hashes: list[str], trailer: Trailer) -> list[str]:
