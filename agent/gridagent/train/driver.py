@@ -23,8 +23,8 @@ from gridagent.train.context import CONTEXT
 from gridagent.train.cutlog import CutLog
 from gridagent.train.damage import Damage
 from gridagent.train.errors import HandoverError
-from gridagent.train.group import node_address
 from gridagent.train.records import RecordFile
+from gridagent.train.rendezvous import call_roll, connect_store, host_store
 from gridagent.train.sealed import SealedError, SealedSocket
 from gridagent.train.transaction import Chair, Member
 from gridagent.train.transaction_events import (
@@ -77,7 +77,6 @@ if TYPE_CHECKING:
 EXIT_REQUEUE = 75
 #: Bound for building the groups once all members are there.
 _BUILD_S = 30.0
-_ROLL_S = 0.02
 
 
 def end_process(session: "Session", reason: str, status: int) -> None:
@@ -127,11 +126,9 @@ class Driver:
         folder = os.environ.get("GRIDAGENT_HANDOVERS") or "."
         self._records = RecordFile(folder, self.handover)
         self._channels.listen()
-        self._server = TCPStore(node_address(), 0, is_master=True, wait_for_workers=False)
-        nonce = os.urandom(16).hex()
-        self._server.set("gridctl/nonce", nonce)
+        self._server, offer = host_store()
         self._store = self._server
-        return wire.ChairOffer(store_host=node_address(), store_port=self._server.port, nonce=nonce)
+        return offer
 
     def meet(self, request: wire.MeetRequest) -> wire.MeetReply:
         """Another member wants a channel to us."""
@@ -153,13 +150,13 @@ class Driver:
         self._groups_made = registry.created
         if order.me.session != order.chair.session:
             self._channels.call(link, order.chair, "star", order.me)
-            self._store = self._connect_store(order.store)
+            self._store = connect_store(order.store)
         if me.role == "source":
             target = next(m for m in order.members if m.role == "target" and m.rank == me.rank)
             self._channels.call(link, target, "state", order.me)
         else:
             store = PrefixStore(f"epoch/{order.epoch_to}", self._store)
-            self._call_roll(store, plan)
+            call_roll(store, self._me, plan.new, self._trouble)
             self._inners = registry.build(store, timedelta(seconds=_BUILD_S))
             for group in registry.groups():
                 self._inners[group.key].set_timeout(group.timeout)
@@ -167,25 +164,11 @@ class Driver:
             raise HandoverError("it was dropped meanwhile")
         threading.Thread(target=self._run, name="gridagent-handover", daemon=True).start()
 
-    def _call_roll(self, store: PrefixStore, plan: Plan) -> None:
-        """Waits until all members of the next epoch are here: a build that has begun cannot be called off.
-
-        Raises `HandoverError` as soon as the hand-over was dropped, or somebody that had come is gone.
-        """
-        store.set(f"here/{self._me}", "")
-        wanted = [f"here/{party}" for party in sorted(plan.new)]
-        while not store.check(wanted):
-            if not self.live or time.monotonic() > self._expires_s:
-                raise HandoverError("it was dropped meanwhile")
-            if self._gone:
-                raise HandoverError(f"{', '.join(self._gone)} left it")
-            time.sleep(_ROLL_S)
-
-    def _connect_store(self, offer: wire.ChairOffer) -> TCPStore:
-        store = TCPStore(offer.store_host, offer.store_port, is_master=False, wait_for_workers=False)
-        if store.get("gridctl/nonce") != offer.nonce.encode():
-            raise HandoverError(f"the store at {offer.store_host}:{offer.store_port} is not this hand-over's")
-        return store
+    def _trouble(self) -> str:
+        """Why the join cannot come to its end."""
+        if not self.live or time.monotonic() > self._expires_s:
+            return "it was dropped meanwhile"
+        return f"{', '.join(self._gone)} left it" if self._gone else ""
 
     # --------------------------------------------------------------------------------------- events
 
