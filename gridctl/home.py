@@ -34,6 +34,15 @@ class Home:
         state = Path(environ.get("XDG_STATE_HOME") or user / ".local" / "state") / "gridctl"
         return cls(config, state)
 
+    def make_state(self) -> None:
+        """Makes the folder for what gridctl writes. Raises `ConfigError`."""
+        try:
+            self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.state} cannot be made ({error.strerror}): set GRIDCTL_HOME to a folder of yours"
+            ) from None
+
     @property
     def fleet_file(self) -> Path:
         return self.config / "fleet.toml"

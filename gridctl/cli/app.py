@@ -21,7 +21,7 @@ from gridctl.cli import (
 )
 from gridctl.cli.console import READ_ONLY, Console
 from gridctl.cli.exits import Exit, code_for
-from gridctl.cli.output import say
+from gridctl.cli.output import open_streams, say
 from gridctl.errors import GridctlError, Refused
 from gridctl.home import Home
 
@@ -30,6 +30,7 @@ root = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,  # help is plain text: it costs no import of rich, and reads the same everywhere
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Keep long GPU training runs alive: a degraded node leaves a live job, and no step is lost.",
     epilog="Exit codes: gridctl help exit-codes. Everything else: docs/cli.md.",
 )
@@ -74,14 +75,17 @@ _tree()
 
 def invoke() -> NoReturn:
     """Runs the command line of this process and ends it with a documented exit code."""
+    open_streams()
     try:
         root(prog_name="gridctl")
     except GridctlError as error:
         for line in f"gridctl: {error}".splitlines():
             say(line)
         if isinstance(error, Refused):
-            for blocker in error.blockers:
-                say(f"  {blocker.code}: {blocker.text}")
+            for line in dict.fromkeys(
+                f"  {b.code}: {b.text}" for b in error.blockers if b.text != error.text
+            ):
+                say(line)
         sys.exit(code_for(error))
     except OSError as error:
         say(f"gridctl: {error}")

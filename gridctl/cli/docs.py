@@ -19,7 +19,7 @@ Made by `python -m gridctl.cli.docs`; do not edit.
 `gridctl` asks the controller and prints. Data goes to stdout, everything else to stderr.
 
 * `-o table|json|yaml|csv` on every command that reads. `json` and `yaml` hold everything, every member always
-  there; `csv` has the table's columns with bare values. Names end in their unit: `_s`, `_bytes`.
+  there; `csv` has the table's columns, or more, with bare values. Names end in their unit: `_s`, `_bytes`.
 * Text that came from a node (log lines, host names, reasons) is shown, never obeyed: a control character is
   printed as `\\x1b`.
 * `--watch` prints again whenever something changed; with `-o json` that is one JSON document a line.

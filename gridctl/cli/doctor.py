@@ -29,7 +29,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 CHECKS = (
     Column("state", lambda c: c.state),
     Column("what", lambda c: c.what),
-    Column("text", lambda c: c.text),
+    Column("text", lambda c: c.text, wraps=True),
 )
 
 
@@ -105,7 +105,7 @@ def _live(console: Console) -> Iterator[Check]:
     try:
         controller = connect(console.home)
     except Unanswered as error:
-        yield Check(what="controller", state="unknown", text=f"{error}; most commands start one")
+        yield Check(what="controller", state="unknown", text=str(error))
         return
     with contextlib.closing(controller):
         health = controller.health()

@@ -17,7 +17,7 @@ STEPS = (
     Column("state", lambda s: s.state),
     Column("took_s", lambda s: _took_s(s), lambda s: "-" if s is None else duration(s)),
     Column("code", lambda s: s.code),
-    Column("text", lambda s: s.error or s.text),
+    Column("text", lambda s: s.error or s.text, wraps=True),
 )
 
 

@@ -25,7 +25,7 @@ INCIDENTS = (
 TIMELINE = (
     Column("t_unix_s", lambda m: m.t_unix_s, local),
     Column("kind", lambda m: m.kind),
-    Column("what", lambda m: m.what),
+    Column("what", lambda m: m.what, wraps=True),
 )
 
 

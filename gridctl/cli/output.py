@@ -7,12 +7,15 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from gridctl.cli.exits import Exit
 
 CELL_MIN = 6
 GAP = "  "
+ELLIPSIS = "…"
+#: The column and the fact whose word may have a colour: elsewhere "open" or "done" may mean anything.
+STATE = "state"
 
 #: Words that are worth a colour; the word itself is always there too.
 _SGR = {
@@ -48,6 +51,7 @@ class Column:
     title: str
     value: Callable[[Any], Any]
     show: Callable[[Any], str] | None = None
+    wraps: bool = False  #: the last column of a table may: its text goes on below instead of being cut
 
     @property
     def heading(self) -> str:
@@ -90,13 +94,35 @@ def cut(text: str, room: int) -> str:
     """The text in at most `room` columns; the ellipsis says that something is missing."""
     if cells(text) <= room:
         return text
-    kept, used = [], 1
-    for character in text:
+    return _head(text, room - 1) + ELLIPSIS
+
+
+def _head(text: str, room: int) -> str:
+    """The longest beginning of the text that takes at most `room` columns."""
+    used = 0
+    for count, character in enumerate(text):
         used += _cell(character)
         if used > room:
-            break
-        kept.append(character)
-    return "".join(kept) + "…"
+            return text[:count]
+    return text
+
+
+def wrap(text: str, room: int) -> list[str]:
+    """The text in lines of at most `room` columns, broken between words where that is possible."""
+    lines, line = [], ""
+    for word in text.split(" "):
+        joined = f"{line} {word}" if line else word
+        if cells(joined) <= room:
+            line = joined
+            continue
+        if line:
+            lines.append(line)
+        line = word
+        while cells(line) > room:
+            head = _head(line, room) or line[0]
+            lines.append(head)
+            line = line[len(head) :]
+    return [*lines, line] if line or not lines else lines
 
 
 def fit(widths: Sequence[int], room: int) -> list[int]:
@@ -120,7 +146,13 @@ def table(columns: Sequence[Column], items: Sequence[Any], *, width: int | None,
     if width is not None:
         widths = fit(widths, width)
     numeric = [all(isinstance(c.value(item), int | float | None) for item in items) for c in columns]
-    lines = [_line(row, widths, numeric, width, colour) for row in [titles, *rows]]
+    state = next((i for i, column in enumerate(columns) if column.title == STATE), None)
+    lines = [_line(titles, widths, numeric, width)]
+    for row in rows:
+        last = wrap(row[-1], widths[-1]) if columns[-1].wraps else [row[-1]]
+        line = _line([*row[:-1], last[0]], widths, numeric, width)
+        lines.append(_painted_cell(line, row, widths, state) if colour and state is not None else line)
+        lines += [_line([*[""] * (len(row) - 1), more], widths, numeric, width) for more in last[1:]]
     return "\n".join(lines) + "\n"
 
 
@@ -137,25 +169,28 @@ def flat(value: Any) -> Any:
     return value
 
 
-def _line(
-    texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], width: int | None, colour: bool
-) -> str:
+def _line(texts: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], width: int | None) -> str:
     parts = []
     for text, room, right in zip(texts, widths, numeric, strict=True):
         shown = cut(text, room)
         blank = " " * (room - cells(shown))
         parts.append(blank + shown if right else shown + blank)
     line = GAP.join(parts).rstrip()
-    line = line if width is None else cut(line, width)
-    return painted(line) if colour else line
+    return line if width is None else cut(line, width)
 
 
-def painted(line: str) -> str:
-    """Gives the words of state in a line their colour."""
-    return " ".join(_paint(word) for word in line.split(" "))
+def _painted_cell(line: str, row: Sequence[str], widths: Sequence[int], state: int) -> str:
+    """The line with its state in colour, where all of that fits."""
+    start = 0
+    for text, room in zip(row[:state], widths[:state], strict=True):
+        shown = cut(text, room)
+        start += len(shown) + room - cells(shown) + len(GAP)
+    end = start + len(row[state])
+    return line[:start] + paint(row[state]) + line[end:] if line[start:end] == row[state] else line
 
 
-def _paint(word: str) -> str:
+def paint(word: str) -> str:
+    """A word of state in its colour."""
     for sgr, words in _SGR.items():
         if word in words:
             return f"\x1b[{sgr}m{word}\x1b[0m"
@@ -194,17 +229,37 @@ def as_csv(columns: Sequence[Column], items: Sequence[Any], *, header: bool = Tr
 
 def emit(text: str) -> None:
     """Writes data to stdout, at once. A reader that went away ends the program quietly."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
-        raise SystemExit(Exit.BROKEN_PIPE) from None
+    _write(sys.stdout, text)
 
 
 def say(text: str) -> None:
     """Narrates on stderr; nothing that is said there is data."""
-    print(clean(text), file=sys.stderr, flush=True)
+    _write(sys.stderr, clean(text) + "\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(encodable(text, stream.encoding or "utf-8"))
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # the interpreter flushes once more
+        raise SystemExit(Exit.BROKEN_PIPE) from None
+
+
+def encodable(text: str, encoding: str) -> str:
+    """The text in what a terminal of this encoding can show; the rest is shown as its code."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.replace(ELLIPSIS, "~").encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+def open_streams() -> None:
+    """A standard stream that was closed leads nowhere, before a socket or a file gets its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def terminal_width() -> int | None:

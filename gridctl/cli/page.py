@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from gridctl.cli.output import (
+    STATE,
     Column,
     Format,
     as_csv,
@@ -18,7 +19,7 @@ from gridctl.cli.output import (
     clean,
     emit,
     in_colour,
-    painted,
+    paint,
     say,
     table,
     terminal_width,
@@ -43,13 +44,15 @@ class Page:
     below: Sequence["Page"] = field(default=())  #: further tables, not part of CSV
     title: str = ""  #: above the table
     upright: bool = False  #: one item, shown as one line a column
+    shown: Sequence[Column] = ()  #: the table's columns, where CSV has others
     empty: str = ""  #: said on stderr where a table has no rows
 
     def text(self, width: int | None, colour: bool) -> str:
         """The page as a person reads it."""
         if self.upright:
-            return _facts([(c.heading, c.text(self.items[0])) for c in self.columns], colour)
-        rows = table(self.columns, self.items, width=width, colour=colour)
+            columns = self.shown or self.columns
+            return _facts([(c.heading, c.text(self.items[0])) for c in columns], colour)
+        rows = table(self.shown or self.columns, self.items, width=width, colour=colour)
         if rows and self.title:
             rows = f"{clean(self.title)}\n{rows}"
         texts = [_facts(self.facts, colour), rows, *(page.text(width, colour) for page in self.below)]
@@ -58,10 +61,10 @@ class Page:
 
 def _facts(facts: Sequence[tuple[str, object]], colour: bool) -> str:
     room = max((len(name) for name, _ in facts), default=0) + 2
-    lines = [
-        f"{name and name + ':':<{room}}{clean(value)}" for name, value in facts if value not in ("", None)
-    ]
-    return "".join((painted(line) if colour else line) + "\n" for line in lines)
+    shown = [(name, clean(value)) for name, value in facts if value not in ("", None)]
+    if colour:
+        shown = [(name, paint(text) if name == STATE else text) for name, text in shown]
+    return "".join(f"{name and name + ':':<{room}}{text}\n" for name, text in shown)
 
 
 def full(value: Any) -> Any:
@@ -97,7 +100,8 @@ def present(page: Page, form: Format, *, again: bool = False) -> None:
 
 def tell(page: Page) -> None:
     """Shows a page on stderr, to somebody who is about to decide."""
-    print(page.text(None, False), file=sys.stderr, flush=True)
+    for line in page.text(None, False).splitlines():
+        say(line)
 
 
 def read(fetch: Callable[[], T], page: Callable[[T], Page], form: Format, watch: bool = False) -> T:

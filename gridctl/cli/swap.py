@@ -9,8 +9,8 @@ from gridctl.cli import complete
 from gridctl.cli.console import Console, DryRun, Reason, Yes, gate
 from gridctl.cli.follow import follow
 from gridctl.cli.gate import consent, who
-from gridctl.cli.output import Column, Format, say
-from gridctl.cli.page import Output, Page, duration, full, listing, local, present, size, tell
+from gridctl.cli.output import Column, Format, flat, say
+from gridctl.cli.page import Output, Page, duration, full, local, present, size, tell
 from gridctl.model.plans import Plan, Request
 
 app = typer.Typer(no_args_is_help=True, help="Move the ranks of a node to warm spares: plan, then apply.")
@@ -26,9 +26,9 @@ STEPS = (
     Column("calls", lambda s: len(s.calls)),
     Column("undone_by", lambda s: sorted({call.kind for call in s.inverse})),
     Column("deadline_s", lambda s: s.deadline_s, duration),
-    Column("text", lambda s: s.text),
+    Column("text", lambda s: s.text, wraps=True),
 )
-BLOCKERS = (Column("code", lambda b: b.code), Column("text", lambda b: b.text))
+BLOCKERS = (Column("code", lambda b: b.code), Column("text", lambda b: b.text, wraps=True))
 CALLS = (
     Column("step", lambda c: c.step),
     Column("when", lambda c: c.when),
@@ -36,6 +36,10 @@ CALLS = (
     Column("url", lambda c: c.url),
     Column("kind", lambda c: c.kind),
     Column("args", lambda c: c.args),
+)
+CALLS_SHOWN = (
+    *CALLS[:2],
+    Column("call", lambda c: " ".join(filter(None, (c.method, c.url, c.kind, flat(c.args)))), wraps=True),
 )
 
 
@@ -122,7 +126,9 @@ def apply(
     found = console.controller.one("plan", plan, Plan)
     if dry_run:
         calls = console.controller.dry_run(found.id)
-        present(listing(calls, CALLS, "this plan makes no calls"), output)
+        present(
+            Page(data=[full(call) for call in calls], columns=CALLS, items=calls, shown=CALLS_SHOWN), output
+        )
         return
     if not yes and sys.stdin.isatty():
         tell(plan_page(found))

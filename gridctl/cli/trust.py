@@ -48,7 +48,7 @@ def init(
     console = Console.of(context)
     console.may_act("make a fleet")
     home = console.home
-    ask = getpass.getpass if sys.stdin.isatty() else None
+    ask = _ask if sys.stdin.isatty() else None
     with _trust_errors():
         from gridctl.trust import Authority
 
@@ -121,6 +121,13 @@ def revoke(
         serials = Authority(console.home.trust).revoke(target, cause)
     say(f"{len(serials)} newly revoked by {agreed.who}: {agreed.reason}")
     emit("".join(f"{serial}\n" for serial in serials))
+
+
+def _ask(prompt: str) -> str:
+    try:
+        return getpass.getpass(prompt)
+    except EOFError:
+        raise GridctlError("the input ended before a passphrase: nothing was made") from None
 
 
 def _toml(text: str) -> str:

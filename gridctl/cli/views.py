@@ -10,7 +10,7 @@ from gridctl.cli.console import Console
 from gridctl.cli.output import Column, Format
 from gridctl.cli.page import Output, Page, Watch, age, full, listing, local, read
 from gridctl.errors import Refused
-from gridctl.model.fleet import Job, Node, Spare
+from gridctl.model.fleet import Job, Node, Spare, several
 from gridctl.model.runs import ENDS, Incident, Run
 
 
@@ -100,7 +100,12 @@ def fleet(context: typer.Context, output: Output = Format.table, watch: Watch = 
 
 def _fleet_page(found: dict[str, Any]) -> Page:
     columns = [Column(key, itemgetter(key), local if key.endswith("_unix_s") else None) for key in found]
-    return Page(data=found, columns=columns, items=[found], upright=True)
+    shown = [
+        Column(column.title, column.value, several) if isinstance(found[column.title], list) else column
+        for column in columns
+        if column.title != "followed"
+    ]
+    return Page(data=found, columns=columns, items=[found], upright=True, shown=shown)
 
 
 def nodes(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gridagent.wire import LeaseReply, LeaseRequest
 from gridctl.errors import Refused
+from gridctl.model.fleet import several
 from gridctl.ports.agents import AgentError, AgentRefused, Agents
 
 TTL_S = 15.0
@@ -100,11 +101,11 @@ class FleetLease:
                     f"{reply.holder} acts on {node} with fence {reply.fence} and holds the lease for"
                     f" {reply.left_s:.0f} s more: wait for its end, or act there",
                 )
-        silent = sorted(node for node, reply in replies.items() if isinstance(reply, AgentError))
+        silent = [node for node, reply in replies.items() if isinstance(reply, AgentError)]
         return Refused(
             "no-lease",
             f"{len(self.granted)} of {len(replies)} agents granted the lease, more than half are needed;"
-            f" no answer from {', '.join(silent) or 'none'}",
+            f" no answer from {several(silent) or 'none'}",
         )
 
     async def _renew(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from gridctl.control.client import Client, listens
+from gridctl.control.settings import load_fleet
 from gridctl.errors import ConfigError, GridctlError, Unanswered
 from gridctl.home import Home
 
@@ -32,7 +33,7 @@ def serve(home: Home, *, read_only: bool, listen: str) -> None:
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    home.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home.make_state()
     lock = _lock(home, patience_s=LOCK_S)
     os.chdir(home.state)  # the folder where it was started may be unmounted
     try:
@@ -95,10 +96,12 @@ async def _let_join(controller: "Controller", listen: str) -> Callable[[], Await
 
 
 def ensure_running(home: Home) -> Client:
-    """A client of the running controller; starts one if there is none. Raises `Unanswered`."""
+    """A client of the running controller; starts one if there is none. Raises `Unanswered`, `ConfigError`."""
     with contextlib.suppress(Unanswered):
         return connect_running(home)
-    home.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    load_fleet(home)  # a mistake in it is said here, not by a process that nobody sees
+    home.make_state()
+    before = home.log.stat().st_size if home.log.exists() else 0
     child = _spawn(home)
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s:
@@ -109,7 +112,7 @@ def ensure_running(home: Home) -> Client:
             if not _locked(home):  # else another one was faster, and is on its way
                 break
         time.sleep(POLL_S)
-    raise Unanswered(f"the controller did not come up; the end of {home.log}:\n{_tail(home)}")
+    raise Unanswered(f"the controller did not come up; the end of {home.log}:\n{_tail(home, before)}")
 
 
 def connect_running(home: Home) -> Client:
@@ -166,9 +169,9 @@ def _locked(home: Home) -> bool:
     return False
 
 
-def _tail(home: Home) -> str:
+def _tail(home: Home, after: int) -> str:
     try:
-        text = home.log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+        text = home.log.read_bytes()[after:][-TAIL_BYTES:].decode(errors="replace")
     except OSError as error:
         return str(error)
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text).strip()

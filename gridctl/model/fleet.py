@@ -59,6 +59,16 @@ class Spare(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str] = {}
 
 
+NAMED_MAX = 6
+
+
+def several(names: Iterable[str]) -> str:
+    """Names for a sentence: all of a few, the first of many and how many more."""
+    found = sorted(names)
+    named = ", ".join(found[:NAMED_MAX])
+    return f"{named} and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else named
+
+
 def ranks_of(node: Node) -> list[Rank]:
     """The rank processes of a node, frozen and finished ones included."""
     return [_rank(node, rank) for rank in node.status.ranks] if node.status else []

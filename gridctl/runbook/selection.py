@@ -6,7 +6,7 @@ import msgspec
 
 from gridagent.wire import Blocker, Member, NodeStatus
 from gridctl.errors import Refused
-from gridctl.model.fleet import Job, Node, Rank, Spare, jobs, ranks_of
+from gridctl.model.fleet import Job, Node, Rank, Spare, jobs, ranks_of, several
 from gridctl.model.plans import Move, Request
 from gridctl.model.policy import Policy
 from gridctl.runbook import preflight
@@ -30,13 +30,9 @@ def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selec
     """Chooses ranks, spares and chair. Raises `Refused` with everything that stands in the way."""
     source = nodes.get(request.node)
     if source is None:
-        raise Refused(
-            "unknown-node", f"the fleet has no node {request.node}; it has {', '.join(sorted(nodes))}"
-        )
+        raise Refused("unknown-node", f"the fleet has no node {request.node}; it has {several(nodes)}")
     if request.to and request.to not in nodes:
-        raise Refused(
-            "unknown-node", f"the fleet has no node {request.to}; it has {', '.join(sorted(nodes))}"
-        )
+        raise Refused("unknown-node", f"the fleet has no node {request.to}; it has {several(nodes)}")
     refuse_if_fatal(list(preflight.of_node(source, request.job, policy)))
     job = _job(request, source, nodes)
     leaving = _leaving(request, source, job)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from gridagent.wire import Blocker
 from gridctl.assess.spares import Candidate, rank
-from gridctl.model.fleet import Node, Rank, Spare, spares
+from gridctl.model.fleet import Node, Rank, Spare, several, spares
 from gridctl.model.policy import Policy
 from gridctl.runbook.preflight import fatal, of_node, of_spare
 
@@ -64,5 +64,5 @@ def _none(nodes: Mapping[str, Node], to: str) -> Blocker:
     where = f"on {to}" if to else "in the fleet"
     text = f"no spare is parked {where}: run `gridagent park` on a free node"
     if silent:
-        text += f"; {', '.join(sorted(silent))} could not be asked"
+        text += f"; {several(silent)} could not be asked"
     return fatal("no-spare", text)

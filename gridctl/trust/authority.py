@@ -164,6 +164,7 @@ class Authority:
         port 7443). `url` is the join endpoint (default: of the controller that serves this fleet now).
         Raises `TrustError`.
         """
+        _check_name("node", node)
         host, port = _split(address or node)
         _check_request("node", node, [host], certificates.LEAF_DAYS)
         try:

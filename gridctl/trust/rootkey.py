@@ -142,7 +142,7 @@ def _with(backend: "KeyringBackend", act: Callable[[], Any]) -> Any:
 
 
 def _store_in_file(path: Path, ca: x509.Certificate, key: certificates.Key, ask: Ask) -> None:
-    passphrase = ask("New passphrase for the fleet's root key: ")
+    passphrase = ask(f"New passphrase for the fleet's root key, at least {PASSPHRASE_CHARS_MIN} characters: ")
     if len(passphrase) < PASSPHRASE_CHARS_MIN:
         raise TrustError(f"the passphrase is too short: at least {PASSPHRASE_CHARS_MIN} characters")
     if ask("The same passphrase again: ") != passphrase:

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 #: From the issue that asked for them; a command that goes away must be missed.
 EXPECTED = """
 init, enroll, revoke, fleet, nodes, jobs, spares, swap plan, swap apply, run list, run show, run attach,
-run abort, run rollback, run resume, freeze, thaw, uncordon, incidents, incident show, journal verify, demo, watch,
-doctor, version, help exit-codes
+run abort, run rollback, run resume, freeze, thaw, uncordon, incidents, incident show, journal verify,
+demo, watch, doctor, version, help exit-codes
 """
 
 
@@ -68,6 +68,39 @@ def test_the_document_names_every_command_of_the_agent() -> None:
     assert "serve" in commands
     missing = [name for name in commands if f"`gridagent {name}" not in document()]
     assert missing == []
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_accident(closed: str, tmp_path: Path) -> None:
+    command = f'exec "{sys.executable}" -c "from gridctl.cli import main; main()" doctor -o json {closed}'
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "GRIDCTL_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == Exit.NOT_VERIFIED, done.stderr
+    assert done.stderr == ""
+    assert (done.stdout == "") is (">&- 2" in closed or closed == ">&-")
+
+
+def test_a_narrator_s_reader_may_go_away(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-c", "from gridctl.cli import main; main()", "fleet"]
+    with os.fdopen(write, "wb") as gone:
+        done = subprocess.run(
+            command, env={**os.environ, "GRIDCTL_HOME": str(tmp_path)}, stderr=gone, timeout=120, check=False
+        )
+    assert done.returncode == Exit.BROKEN_PIPE
+
+
+def test_without_a_fleet_nothing_is_started_and_nothing_is_left(tmp_path: Path) -> None:
+    done = gridctl("fleet", home=tmp_path / "none")
+    assert (done.returncode, "gridctl init" in done.stderr) == (Exit.USAGE, True)
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("path", COMMANDS)

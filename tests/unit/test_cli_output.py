@@ -10,7 +10,21 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gridctl.cli.output import CELL_MIN, GAP, Column, as_csv, as_json, as_yaml, cells, clean, cut, fit, table
+from gridctl.cli.output import (
+    CELL_MIN,
+    GAP,
+    Column,
+    as_csv,
+    as_json,
+    as_yaml,
+    cells,
+    clean,
+    cut,
+    encodable,
+    fit,
+    table,
+    wrap,
+)
 from gridctl.cli.page import Page, duration, full, listing, size
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
@@ -77,15 +91,42 @@ def test_a_table_is_never_wider_than_the_terminal(items: list[tuple[str, int]], 
     assert len(text.split("\n")) == (len(items) + 2 if items else 1)
 
 
+@given(TEXT, st.integers(2, 60))
+def test_wrapped_text_fits_and_nothing_is_lost(text: str, room: int) -> None:
+    lines = wrap(clean(text), room)
+    assert all(cells(line) <= room for line in lines)
+    assert "".join(lines).replace(" ", "") == clean(text).replace(" ", "")
+    assert lines
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), TEXT), min_size=1, max_size=4), st.integers(30, 120))
+def test_the_last_column_may_go_on_below(items: list[tuple[int, str]], width: int) -> None:
+    columns = (Column("n", lambda item: item[0]), Column("text", lambda item: item[1], wraps=True))
+    text = table(columns, items, width=width, colour=False)
+    assert all(cells(line) <= width for line in text.splitlines())
+    shown = "".join(text.split())
+    assert shown == "".join(["N", "TEXT", *(f"{n}{clean(what) or '-'}" for n, what in items)]).replace(
+        " ", ""
+    )
+
+
+def test_a_terminal_of_another_encoding_gets_what_it_can_show() -> None:
+    assert encodable("cut…", "utf-8") == "cut…"
+    assert encodable("cut…", "ascii") == "cut~"
+    assert encodable("節點 ü", "latin-1") == "\\u7bc0\\u9ede ü"
+
+
 def test_a_table_aligns_numbers_to_the_right_and_counts_wide_characters() -> None:
     text = table(COLUMNS, [("節點", 7), ("node-b", 12345)], width=None, colour=False)
     assert text == "NAME        N\n節點        7\nnode-b  12345\n"
 
 
 def test_colour_is_a_word_s_and_never_the_only_sign() -> None:
-    items = [("a", "lost"), ("b", "training")]
-    plain = table(COLUMNS, items, width=40, colour=False)
-    painted = table(COLUMNS, items, width=40, colour=True)
+    items = [("open", "lost"), ("done", "training")]
+    columns = (COLUMNS[0], Column("state", lambda item: item[1]))
+    plain = table(columns, items, width=40, colour=False)
+    painted = table(columns, items, width=40, colour=True)
+    assert painted.count("\x1b[0m") == 2, "a name is no state, whatever it is called"
     assert "\x1b[31mlost\x1b[0m" in painted
     assert "\x1b[32mtraining\x1b[0m" in painted
     assert painted.replace("\x1b[31m", "").replace("\x1b[32m", "").replace("\x1b[0m", "") == plain
