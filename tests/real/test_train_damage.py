@@ -15,7 +15,7 @@ DAMAGE = {
     "truncate=middle": (WIDE, ("cut off", "(optimizer)")),
     "manifest": (Job("ddp"), ("model/0.weight", "in the manifest")),
     "moment": (Job("ddp"), ("optimizer/0/exp_avg (optimizer)", "not in the manifest")),
-    "buffer": (Job("ddp"), ("model/1.running_mean (buffers)", "not in the manifest")),
+    "buffer": (Job("ddp"), ("model/mask (buffers)", "not in the manifest")),
     "rng": (Job("ddp"), ("rng: digest",)),
     "nan": (Job("ddp"), ("model/0.weight (parameters)", "NaN")),
 }

@@ -22,6 +22,7 @@ from gridagent.train.link import LinkError
 from gridagent.train.standin import StandInGroup, install_rendezvous
 
 _WARM_TIMEOUT_S = 600.0
+_SETTLE_S = 2.0
 
 
 def main() -> int:
@@ -59,7 +60,10 @@ def main() -> int:
     order = orders.get()
     if order is None:
         return 0
-    return _become(order)
+    try:
+        return _become(order)
+    finally:
+        link.settle(_SETTLE_S)  # whoever asked hears why the script ended
 
 
 def _become(order: wire.Specialise) -> int:
