@@ -11,6 +11,8 @@ imported before the fork, and no torch function is called.
 """
 
 import contextlib
+import ctypes
+import importlib
 import json
 import os
 import queue
@@ -26,6 +28,17 @@ from typing import Any, Protocol
 
 from agents import DEADLINE_S
 
+PR_SET_PDEATHSIG = 1
+#: What a training script and its session import sooner or later.
+PRELOAD = (
+    "cryptography.hazmat.primitives.ciphers.aead",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.onnx",
+    "torchdata.stateful_dataloader",
+)
 JOBS = Path(__file__).with_name("jobs")
 
 
@@ -112,13 +125,8 @@ class ForkServer:
 
 def main() -> int:
     """Serves until stdin ends; returns in every fork with its exit status."""
-    import cryptography.hazmat.primitives.ciphers.aead
-    import torch._dynamo
-    import torch._inductor
-    import torch.distributed.fsdp
-    import torch.distributed.tensor
-    import torch.onnx
-    import torchdata.stateful_dataloader  # noqa: F401
+    for name in PRELOAD:
+        importlib.import_module(name)
 
     children: dict[int, int] = {}  # pidfd -> pid
     stdin = os.fdopen(0, "rb", buffering=0)  # nothing may lie in a buffer when we poll
@@ -148,6 +156,7 @@ def become(order: dict[str, Any]) -> int:
     from gridagent import cli
 
     os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also a killed test leaves nothing behind
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for fd, number in ((null, 0), (log, 1), (log, 2)):
