@@ -11,11 +11,14 @@ from gridagent.errors import AgentError
 from gridagent.home import DEFAULT_HOME, Home
 
 EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
 STATUS_S = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Exit status: 0 done, 1 refused or failed (the reason is on stderr), 2 wrong usage."""
+    """Runs one command. Exit status: 0 done, 1 refused or failed (the reason is on stderr), 2 wrong usage,
+    130 interrupted.
+    """
     arguments = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
@@ -23,6 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AgentError as error:
         print(f"gridagent: {error}", file=sys.stderr)
         return EXIT_FAILED
+    except OSError as error:
+        print(f"gridagent: {error.strerror or error}: {error.filename or arguments.home}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,6 +76,10 @@ def _exec(arguments: argparse.Namespace) -> int:
     home = Home(arguments.home)
     argv: list[str] = arguments.argv
     environment = register(home, home.config(), arguments.job, argv)
+    if not _answers(home):
+        print(
+            f"gridagent: nothing serves {home.root} yet: no rank here can move until it does", file=sys.stderr
+        )
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
@@ -78,11 +90,26 @@ def _park(arguments: argparse.Namespace) -> int:
     from gridagent.launch import session_environment
 
     home = Home(arguments.home)
-    os.environ.update(session_environment(home, home.config(), job=""))
+    config = home.config()
+    os.environ.update(session_environment(home, config, job=""))
+    doing = "waits for a rank" if _answers(home) else f"waits for `gridagent serve --home {home.root}`"
+    print(f"gridagent: a spare of node {config.node}; it {doing}", file=sys.stderr, flush=True)
     os.environ["GRIDAGENT_ROLE"] = "spare"
     from gridagent.train import park
 
     return int(park.main() or 0)
+
+
+def _answers(home: Home) -> bool:
+    """Whether an agent listens on the node's socket."""
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(home.socket))
+        except OSError:
+            return False
+    return True
 
 
 def _join(arguments: argparse.Namespace) -> int:

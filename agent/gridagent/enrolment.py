@@ -73,11 +73,6 @@ class JoinToken:
         return token
 
 
-def add_join_options(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `gridagent join`, besides --home."""
-    parser.add_argument("token", metavar="TOKEN", help="what `gridctl enroll` printed; - reads it from stdin")
-
-
 def join_command(arguments: argparse.Namespace) -> int:
     """`gridagent join`. Raises `IdentityError`."""
     text = sys.stdin.readline() if arguments.token == "-" else arguments.token

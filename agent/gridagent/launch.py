@@ -33,7 +33,7 @@ ENV_ALLOW = (
     "PYTHON*",
     "HF_*",
 )
-ENV_NEVER = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASS*", "*CRED*")
+ENV_NEVER = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASS*", "*CRED*", "*AUTH*")
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 

@@ -88,6 +88,6 @@ def invoke() -> NoReturn:
                 say(line)
         sys.exit(code_for(error))
     except OSError as error:
-        say(f"gridctl: {error}")
+        say(f"gridctl: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
         sys.exit(Exit.ERROR)
     sys.exit(Exit.OK)

@@ -70,11 +70,13 @@ def _trust(console: Console) -> Iterator[Check]:
     from gridctl.trust import Authority, TrustError, expiry_warnings, permission_warnings
 
     folder = console.home.trust
-    try:
-        fleet = Authority(folder).fleet
-    except TrustError as error:
-        yield Check(what="trust", state="fail", text=str(error))
-        return
+    fleet = "of somebody else: this home can neither enrol nor revoke"
+    if (folder / "issuer.crt").exists() or not (folder / "operator.crt").exists():
+        try:
+            fleet = Authority(folder).fleet
+        except TrustError as error:
+            yield Check(what="trust", state="fail", text=str(error))
+            return
     now = time.time()
     expired = [(line, "fail" if "expired" in line else "warn") for line in expiry_warnings(folder, now)]
     readable = [(line, "fail") for line in permission_warnings(folder)]

@@ -6,10 +6,11 @@ import typer
 
 from gridctl.cli import complete
 from gridctl.cli.console import Console, DryRun, Reason, Yes, gate
+from gridctl.cli.exits import Exit
 from gridctl.cli.gate import consent
 from gridctl.cli.output import Column, Format, say
 from gridctl.cli.page import Output, listing, present
-from gridctl.model.fleet import Node
+from gridctl.model.fleet import Node, several
 
 FLEET = "fleet"
 
@@ -28,7 +29,8 @@ def freeze(
 ) -> None:
     """Stop every action on the fleet or a job, at the agents.
 
-    Training goes on, and a hand-over that is under way can still be aborted.
+    Training goes on, and a hand-over that is under way can still be aborted. Ends with 5 if a node
+    was not reached.
     """
     _set(context, scope, True, yes, reason, dry_run, output)
 
@@ -41,7 +43,7 @@ def thaw(
     dry_run: DryRun = False,
     output: Output = Format.table,
 ) -> None:
-    """End a freeze."""
+    """End a freeze. Ends with 5 if a node was not reached."""
     _set(context, scope, False, yes, reason, dry_run, output)
 
 
@@ -60,4 +62,8 @@ def _set(
     act = console.controller.freeze if frozen else console.controller.thaw
     answers = act(scope, gate(agreed))
     present(listing(answers, REACHED, "the fleet has no nodes"), form)
-    say(f"{scope}: {'frozen' if frozen else 'thawed'}")
+    done = f"{scope}: {'frozen' if frozen else 'thawed'}"
+    if missed := [answer["node"] for answer in answers if answer["answer"] != "ok"]:
+        say(f"{done}, but NOT on {several(missed)}: those that did not answer get it once they do")
+        raise typer.Exit(Exit.UNKNOWN)
+    say(done)

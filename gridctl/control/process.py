@@ -102,7 +102,10 @@ def ensure_running(home: Home) -> Client:
     load_fleet(home)  # a mistake in it is said here, not by a process that nobody sees
     home.make_state()
     before = home.log.stat().st_size if home.log.exists() else 0
-    child = _spawn(home)
+    try:
+        child = _spawn(home)
+    except OSError as error:
+        raise Unanswered(f"no controller can be started in {home.state}: {error.strerror}") from None
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s:
         with contextlib.suppress(Unanswered):

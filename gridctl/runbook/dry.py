@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from gridctl.model.plans import Call, DryCall, Plan
 from gridctl.runbook.references import launches_in
 
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CRED")
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CRED|AUTH")
 HIDDEN = "(hidden)"
 
 

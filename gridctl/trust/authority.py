@@ -62,6 +62,9 @@ class Authority:
             self.ca = x509.load_pem_x509_certificate((trust_dir / "ca.crt").read_bytes())
             self._issuer()
         except (OSError, ValueError) as error:
+            if (trust_dir / "operator.crt").exists():
+                text = "holds a certificate and no authority: do this in the home where `gridctl init` ran"
+                raise TrustError(f"{trust_dir} {text}") from None
             raise TrustError(f"no fleet authority in {trust_dir} ({error}): run `gridctl init`") from None
         self.fleet = str(self.ca.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value)
 

@@ -97,6 +97,18 @@ def test_a_person_freezes_on_a_terminal_and_a_script_thaws(fleet: SwapFleet) -> 
     assert frozen(fleet) == [[], []]
 
 
+def test_a_freeze_that_misses_a_node_says_so_and_is_passed_on(fleet: SwapFleet) -> None:
+    agent = fleet.agents["n2"]
+    agent.end()
+    done = gridctl(fleet.root, "freeze", "--yes", "--reason", "a test", "-o", "json", expect=Exit.UNKNOWN)
+    answers = {row["node"]: row["answer"] for row in json.loads(done.stdout)}
+    assert (answers["n1"], answers["n2"] == "ok") == ("ok", False)
+    assert "NOT on n2" in done.stderr
+    agent.start()
+    wait_for("the freeze is passed on", lambda: agent.client().status().frozen == ["fleet"])
+    gridctl(fleet.root, "thaw", "--yes", "--reason", "over")
+
+
 def test_a_slip_at_the_gate_changes_nothing(fleet: SwapFleet) -> None:
     person = OnTerminal(fleet.root, "freeze")
     person.sees("name: ")

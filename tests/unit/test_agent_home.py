@@ -1,6 +1,9 @@
 """agent.toml, launches, sources and the metrics page: clear words, and nothing kept by mistake."""
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -8,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gridagent import cli
+from gridagent.enrolment import JoinToken
 from gridagent.errors import ConfigError
 from gridagent.home import Home, boot_id, chassis_serial
 from gridagent.launch import ENV_NEVER, LaunchError, Launches, kept_environment
@@ -156,3 +161,29 @@ def test_the_metrics_page_in_both_formats() -> None:
     assert openmetrics.endswith("\n# EOF\n")
     assert plain.endswith("\n")
     assert "EOF" not in plain
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/dev/null/home"])
+@pytest.mark.parametrize("command", ["serve", "join", "park", "status", "exec"])
+def test_a_home_that_cannot_be_is_an_error_and_no_accident(
+    command: str, home: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = JoinToken(
+        url="https://127.0.0.1:9", node="n1", listen="127.0.0.1:7443", ca_sha256="0" * 64, secret="s" * 43
+    )
+    more = {"join": [token.encode()], "exec": ["--job", "j", "--", "true"]}.get(command, [])
+    assert cli.main([command, "--home", home, *more]) == cli.EXIT_FAILED
+    said = capsys.readouterr().err
+    assert said.startswith("gridagent: ")
+    assert "/dev/null" in said
+
+
+def test_a_spare_without_an_agent_says_what_it_waits_for(tmp_path: Path) -> None:
+    home_with(tmp_path, WHOLE)
+    command = [sys.executable, "-m", "gridagent", "park", "--home", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ}) as spare:
+        assert spare.stderr is not None
+        said = spare.stderr.readline()
+        spare.kill()
+    assert "spare of node n1" in said
+    assert f"gridagent serve --home {tmp_path}" in said
