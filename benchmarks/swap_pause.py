@@ -205,14 +205,14 @@ def torchft_environment(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     ).stdout.strip()
     paths = {sysconfig.get_path("purelib"), str(Path(__file__).parents[1]), str(PEERS.parents[1] / "agent")}
     (Path(site) / "shared.pth").write_text("\n".join(sorted(paths)) + "\n")
-    words = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "torchft-nightly"]
+    words = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "torchft-nightly"]
     subprocess.run(words, check=True)
     return python
 
