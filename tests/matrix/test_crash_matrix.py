@@ -27,12 +27,14 @@ RESULTS: dict[tuple[str, str], str] = {}
 
 HEAD = """# Crash matrix
 
-Written by `tests/matrix/test_crash_matrix.py` ({when}, {cells} cells, {failed} failed); `make matrix` runs it.
+Written by `tests/matrix/test_crash_matrix.py` ({when}, {cells} cells, {failed} failed).
+`make matrix` runs it.
 
-One cell is one real swap under a real controller: three ranks on three nodes (DDP), rank 1 moves to a spare on a fourth node, rank 0 has the chair.
-The swap is held at the point of the row, the party of the column is killed with `kill -9`, and the swap goes
-on. A killed agent is started again on its home, as systemd does it. A killed controller's run is taken up by
-its successor: `run resume`, or `run rollback`, which is refused in the cut; then `run resume` ends the run.
+One cell is one real swap under a real controller: three ranks on three nodes (DDP), rank 1 moves to a spare
+on a fourth node, rank 0 has the chair. The swap is held at the point of the row, the party of the column is
+killed with `kill -9`, and the swap goes on. A killed agent is started again on its home, as systemd does it.
+A killed controller's run is taken up by its successor: `run resume`, or `run rollback`, which is refused in
+the cut; then `run resume` ends the run.
 
 Every cell asserts:
 
