@@ -54,8 +54,12 @@ def _guarded(part: Callable[[Console], Iterator[Check]], console: Console) -> It
 
 
 def _home(console: Console) -> Iterator[Check]:
+    from gridctl.control.settings import load_fleet, load_policy
+
     home = console.home
     if home.fleet_file.is_file():
+        load_fleet(home)
+        load_policy(home)
         yield Check(what="home", state="ok", text=str(home.fleet_file))
     else:
         yield Check(what="home", state="fail", text=f"{home.fleet_file} is missing: run `gridctl init`")

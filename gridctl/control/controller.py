@@ -21,7 +21,7 @@ from gridctl.control.sentinel import REREAD_RECORDS, Sentinel, close_incident
 from gridctl.control.settings import load_fleet, load_policy
 from gridctl.control.steplog import StepLog
 from gridctl.control.trustee import Trustee
-from gridctl.errors import ConfigError, Refused
+from gridctl.errors import ConfigError, GridctlError, Refused
 from gridctl.home import Home
 from gridctl.model.findings import Decision
 from gridctl.model.fleet import Node
@@ -57,6 +57,7 @@ class Controller:
         self.nodes: dict[str, Node] = {}
         self.followed: dict[str, int] = {}  #: node -> seq of the last record of its stream that was taken
         self._files = _stamps(home)
+        self._misread = ""  #: what is wrong with the files since they were read
         self._drivers: dict[str, Driver] = {}
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._followers: dict[str, asyncio.Task[None]] = {}
@@ -132,7 +133,11 @@ class Controller:
                 log.warning("%s", error)
 
     async def _turn(self) -> None:
-        self._reread_files()
+        try:
+            self._reread_files()
+        except ConfigError as error:
+            self._misread = str(error)
+            log.warning("%s; what was read before stays in force", error)
         await self.look(set())
         self.sentinel.nodes_changed(self.nodes.values())
         for name, node in self.nodes.items():
@@ -152,6 +157,7 @@ class Controller:
             return
         self._files = stamps
         self.fleet, self.policy = load_fleet(self.home), load_policy(self.home)
+        self._misread = ""
         for name in set(self.nodes) - set(self.urls):
             del self.nodes[name]
             if follower := self._followers.pop(name, None):
@@ -174,6 +180,7 @@ class Controller:
 
     async def plan(self, request: Request) -> Plan:
         """Raises `Refused` with every blocker."""
+        self._refuse_unsound()
         return await make_plan(self, request)
 
     def dry_run(self, plan_id: str) -> list[DryCall]:
@@ -183,6 +190,7 @@ class Controller:
     async def apply(self, plan_id: str, gate: Gate) -> Run:
         """Starts the run of a plan. Raises `Refused`; then nothing was changed."""
         self._may_act()
+        self._refuse_unsound()
         async with self._applying:
             plan = self.ledger.plan(plan_id)
             if used := [run for run, (its, _) in self.ledger.runs.items() if its == plan_id]:
@@ -216,6 +224,7 @@ class Controller:
 
     async def resume(self, run: str, gate: Gate) -> Run:
         """Goes on with an interrupted or held run. Raises `Refused`."""
+        self._refuse_unsound()
         plan = self._steerable(run, gate, "resume")
         if run in self._drivers:
             raise Refused("not-now", f"run {run} is in hand: there is nothing to resume")
@@ -224,6 +233,7 @@ class Controller:
     async def uncordon(self, node: str, gate: Gate) -> Node:
         """Opens a repaired node for new work. Raises `Refused`."""
         self._may_act()
+        self._refuse_unsound()
         async with self._applying:
             return await uncordon(self, node, gate)
 
@@ -249,6 +259,13 @@ class Controller:
             raise Refused(
                 "read-only", "this controller is read-only: it shows and plans, and changes nothing"
             )
+
+    def _refuse_unsound(self) -> None:
+        """Nothing begins on files that cannot be read or on a journal that somebody changed."""
+        if self._misread:
+            raise GridctlError(f"{self._misread}: nothing is planned or begun until that is corrected")
+        if self.ledger.damage:
+            raise Refused("journal", self.ledger.damage)
 
     def _refuse_frozen(self, job: str) -> None:
         for scope in ("fleet", job):

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gridagent.journal import Journal, JournalError, JournalFull, JournalLocked, Record, Tail, read
+from gridagent.journal import Journal, JournalError, JournalFull, JournalLocked, Record, Tail, read, verify
 from gridctl.control.incidents import Incidents
 from gridctl.errors import GridctlError, Refused
 from gridctl.home import Home
@@ -34,6 +34,13 @@ class Ledger:
             self._journal = Journal(home.journal)
         except JournalLocked as error:
             raise GridctlError(str(error)) from None
+        found = verify(home.journal)
+        self.damage = ""  #: why nothing may rest on what the journal says
+        if not found.ok:
+            self.damage = (
+                f"record {found.first_bad} of {home.journal}: {found.what}. Nothing is begun on it: find out"
+                " who did that, then put a sound copy there or move it away, and restart the controller"
+            )
         for record in read(home.journal):
             self._take(record)
 

@@ -173,6 +173,42 @@ def test_a_read_only_controller_changes_nothing(fleet: SwapFleet) -> None:
         assert refusal(lambda: other.apply("p", YES)).code == "read-only"
 
 
+def test_a_policy_that_cannot_be_read_lets_nothing_begin(
+    fleet: SwapFleet, client: Client, plan: Plan
+) -> None:
+    fleet.home.policy_file.write_text('require_same_rack = "perhaps"\n')
+    try:
+        wait_for("the controller has read it", lambda: said_no(client) or None)
+        with pytest.raises(GridctlError, match=r"policy\.toml"):
+            client.apply(plan.id, gate(plan))
+    finally:
+        fleet.home.policy_file.unlink()
+    wait_for("the controller plans again", lambda: not said_no(client) or None)
+
+
+def said_no(client: Client) -> bool:
+    try:
+        client.plan(Request(node="n2"))
+    except GridctlError as error:
+        return "policy.toml" in str(error)
+    return False
+
+
+def test_a_journal_that_was_changed_lets_nothing_begin(fleet: SwapFleet) -> None:
+    with home_of(fleet, fleet.root / "changed") as other:
+        other.plan(Request(node="n2"))
+        home = Home.at(fleet.root / "changed")
+        pid = int(home.lock.read_text())
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        (segment,) = home.journal.glob("*.jsonl")
+        segment.write_bytes(segment.read_bytes().replace(b"wants lm to leave", b"wants xx to leave", 1))
+        with ensure(home) as again:
+            found = refusal(lambda: again.plan(Request(node="n2")))
+            assert (found.code, "the record was changed" in found.text) == ("journal", True)
+            assert len(again.view("nodes", Node)) == 4, "it still shows"
+
+
 def test_a_rank_that_says_nothing(fleet: SwapFleet, client: Client) -> None:
     source = next(r for r in fleet.agents["n2"].client().status().ranks)
     os.kill(source.pid, signal.SIGSTOP)

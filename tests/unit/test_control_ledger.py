@@ -82,6 +82,19 @@ def test_an_incident_whose_plans_were_never_applied_is_forgotten(home: Home) -> 
     started.close()
 
 
+def test_a_changed_journal_is_noticed(home: Home) -> None:
+    ledger = filled(home)
+    assert ledger.damage == ""
+    ledger.close()
+    (segment,) = home.journal.glob("*.jsonl")
+    lines = segment.read_bytes().splitlines(keepends=True)
+    lines[3] = lines[3].replace(b'"actor":"ann-1"', b'"actor":"eve-1"')
+    segment.write_bytes(b"".join(lines))
+    again = Ledger(home, "ann-1")
+    assert "record 4" in again.damage
+    again.close()
+
+
 def test_a_run_in_nobody_s_hand_is_interrupted(home: Home) -> None:
     ledger = filled(home, 9)
     assert ledger.run("r1").state == "interrupted"
