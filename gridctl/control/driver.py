@@ -12,7 +12,7 @@ from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
 from gridctl.control.steplog import StepLog
 from gridctl.errors import Refused
-from gridctl.model.fleet import Node, ranks_of
+from gridctl.model.fleet import Node
 from gridctl.model.plans import Call, Plan
 from gridctl.model.policy import Policy
 from gridctl.ports.agents import AgentError, AgentRefused, Agents, AgentUnreachable
@@ -210,29 +210,38 @@ class Driver:
     # ----------------------------------------------------------------------------------------------
 
     async def _watch(self, steps: int) -> Event:
-        """Waits for so many steps of all ranks in the new epoch, or for the end of the job."""
+        """Waits for so many steps of all ranks in the new epoch, or for the end of the job, or of a rank."""
         plan, log, policy = self.state.plan, self._world.steps, self._world.policy
         ranks = sorted({member.rank for member in plan.members})
         after: dict[int, list[Any]] = {}
         complete = over = False
-        while not complete and not over:
-            over = await self._job_over(plan)
+        lost: list[int] = []
+        while not complete and not over and not lost:
+            states = await self._states(plan)
+            over = set(states.values()) == {"finished"}
+            lost = sorted(rank for rank, state in states.items() if state == "lost")
             with_steps = asyncio.create_task(log.changed())
             await asyncio.wait([with_steps], timeout=LAST_STEPS_S if over else 1.0)
             with_steps.cancel()
             after = log.after(plan.job, ranks, plan.epoch_to)
             complete = all(len(after[rank]) >= steps for rank in ranks)
         before = log.before(plan.job, ranks, plan.epoch_to, policy.band_steps)
-        return Watched(before, {rank: after[rank][:steps] for rank in ranks})
+        return Watched(before, {rank: after[rank][:steps] for rank in ranks}, [] if complete else lost)
 
-    async def _job_over(self, plan: Plan) -> bool:
-        """Whether no rank of the new membership trains any more, all having finished."""
+    async def _states(self, plan: Plan) -> dict[int, str]:
+        """What agents say of the new membership's ranks, as far as they answer.
+
+        "lost" is the agent's own word: the process is gone. A session that merely reconnects is not.
+        """
         try:
             nodes = await self._world.look({member.node for member in plan.members})
         except AgentError:
-            return False
+            return {}
         sessions = {member.session for member in plan.members if member.role != "source"}
-        states = {
-            rank.state for node in nodes.values() for rank in ranks_of(node) if rank.session in sessions
+        return {
+            rank.rank: rank.state
+            for node in nodes.values()
+            if node.reachable and node.status
+            for rank in node.status.ranks
+            if rank.session in sessions
         }
-        return states == {"finished"}

@@ -37,7 +37,7 @@ MEANINGS: dict[str, str] = {
     "not-possible": "the training script or the spare cannot do it",
     "cut-aborted": "the hand-over was called off before its commit; training went on",
     "target-lost": "the new process died before its first step; the old members train on",
-    "job-lost": "a survivor died in the cut: the job ends and starts again from its checkpoint",
+    "job-lost": "a rank died that the job cannot train without: it starts again from its checkpoint",
     "outcome-unknown": "nobody could say yet how the cut ended",
     "out-of-band": "after the swap a loss or a gradient norm left the band of the steps before",
     "step-failed": "a step of the run failed",

@@ -183,6 +183,10 @@ def _observed(state: RunState, event: Observed) -> Advance:
 
 
 def _watched(state: RunState, event: Watched) -> Advance:
+    if event.lost:
+        ranks = ", ".join(map(str, event.lost))
+        text = f"rank {ranks} ended while the swap was watched: the job must be requeued"
+        return _fail(state, Problem("job-lost", text))
     verdict = judge(event.before, event.after)
     if verdict.problem:
         return _fail(state, Problem("out-of-band", verdict.problem))

@@ -1,7 +1,7 @@
 """What a run is told (events) and what it wants (effects), both as data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gridctl.model.fleet import Node
@@ -43,6 +43,7 @@ class Watched:
 
     before: Entries
     after: Entries
+    lost: list[int] = field(default_factory=list)  #: ranks whose process is gone
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,7 @@ class World:
     cordoned: bool = False
     crash_after: int = 10**9  #: so many records, then the driver is gone
     losses_after: float | None = 2.0
+    lost_after: list[int] = field(default_factory=list)  #: ranks that end while the swap is watched
     facts: dict[str, str] = field(default_factory=dict)  #: of the warm spare, where they differ
 
     def nodes(self) -> dict[str, Node]:
@@ -259,7 +260,7 @@ class World:
                 return [] if after_s and late else [Observed(self.nodes())]
             case Watch(steps):
                 after = {r: entries(steps, self.losses_after) for r in range(3)}
-                return [Watched({r: entries(20) for r in range(3)}, after)]
+                return [Watched({r: entries(20) for r in range(3)}, after, self.lost_after)]
         raise AssertionError(f"unknown effect {effect}")
 
     def _was_announced(self, op: str) -> None:

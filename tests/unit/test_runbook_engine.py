@@ -91,6 +91,13 @@ def test_a_cut_refused_at_the_door_turns_back_at_once() -> None:
     assert (world.progress().state, world.progress().code) == ("aborted", "busy")
 
 
+def test_a_rank_that_ends_while_the_swap_is_watched_holds_the_run_at_once() -> None:
+    world = World(PLAN, lost_after=[1])
+    world.drive(START)
+    assert (world.progress().state, world.progress().code) == ("held", "job-lost")
+    assert "rank 1 ended" in world.progress().text
+
+
 def test_out_of_band_holds_the_run_and_a_person_may_accept_it() -> None:
     world = World(PLAN, losses_after=float("nan"))
     world.drive(START)
