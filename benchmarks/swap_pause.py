@@ -110,7 +110,8 @@ class Gridctl:
     name = "gridctl swap"
 
     def measure(self, _folder: Path) -> Result:
-        words = [sys.executable, "-m", "gridctl", "demo", "--yes", "--reason", "benchmark", "-o", "json"]
+        words = [sys.executable, "-c", "from gridctl.cli import main; main()", "demo"]
+        words += ["--yes", "--reason", "benchmark", "-o", "json"]
         done = subprocess.run(words, capture_output=True, text=True)
         if not done.stdout:
             raise SystemExit(f"gridctl demo ended with {done.returncode}\n{done.stderr[-3000:]}")
