@@ -8,7 +8,6 @@ on the last frame of a stream; the transfer's id is associated data. So a frame 
 dropped, repeated, reordered, cut off or taken from another transfer is refused.
 """
 
-import secrets
 import socket
 import struct
 import time
@@ -268,8 +267,3 @@ def connect(
     except OSError as error:
         raise SealedError(f"cannot reach the peer at {host}:{port}: {error}") from None
     return SealedSocket(sock, to_peer, from_peer, handover)
-
-
-def transfer_id() -> str:
-    """A fresh hand-over id. Never used twice, because keys are derived from it."""
-    return f"ho-{secrets.token_hex(8)}"
