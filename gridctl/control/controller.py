@@ -132,12 +132,14 @@ class Controller:
             except (Refused, ConfigError) as error:
                 log.warning("%s", error)
 
+    async def refresh(self) -> None:
+        """Takes up at once what changed in the home's files, e.g. a node that was enrolled a moment ago."""
+        self._reread_files()
+        if new := set(self.urls) - set(self.nodes):
+            await self.look(new)
+
     async def _turn(self) -> None:
-        try:
-            self._reread_files()
-        except ConfigError as error:
-            self._misread = str(error)
-            log.warning("%s; what was read before stays in force", error)
+        self._reread_files()
         await self.look(set())
         self.sentinel.nodes_changed(self.nodes.values())
         for name, node in self.nodes.items():
@@ -156,7 +158,12 @@ class Controller:
         if stamps == self._files:
             return
         self._files = stamps
-        self.fleet, self.policy = load_fleet(self.home), load_policy(self.home)
+        try:
+            self.fleet, self.policy = load_fleet(self.home), load_policy(self.home)
+        except ConfigError as error:
+            self._misread = str(error)
+            log.warning("%s; what was read before stays in force", error)
+            return
         self._misread = ""
         for name in set(self.nodes) - set(self.urls):
             del self.nodes[name]

@@ -85,6 +85,7 @@ class Service:
 
     async def _view(self, request: web.Request) -> web.StreamResponse:
         controller, ledger = self._controller, self._controller.ledger
+        await controller.refresh()
         nodes = [controller.nodes[name] for name in sorted(controller.nodes)]
         views: dict[str, Callable[[], Any]] = {
             "nodes": lambda: nodes,

@@ -193,9 +193,13 @@ class Chair:
 
     def _lose(self, party: str) -> list[Effect]:
         self._lost |= {party}
-        if self.plan.roles[party] == SOURCE and self.phase >= Phase.DECIDED:
+        if self.plan.roles[party] == SOURCE and (self.phase >= Phase.DECIDED or self._gave(party)):
             return []  # its rank is given away: what is lost is only the way back
         return self._trouble(f"{party} is gone")
+
+    def _gave(self, party: str) -> bool:
+        """Has this source captured all its state? Then its death stops nothing: the target has the rest, or fails."""
+        return any(f"{SOURCE}:{rank}" == party for rank, _ in self._captured)
 
     def _trouble(self, why: str, found: tuple[str, ...] = ()) -> list[Effect]:
         """Anything that stands in the way: before the outcome it aborts, after a commit it returns."""
