@@ -92,7 +92,7 @@ def promised(point: Point, victim: str) -> tuple[str, ...]:
     if victim in ("chair", "survivor"):
         return ("requeued",)
     if victim == "source" and point.held == "target:1@PREPARED":
-        return ("new", "requeued")  # the target has the state: whether its word or the death is heard first
+        return ("new",)  # the chair has the digest of all that was captured, the target has the state
     if victim == "source":
         return ("requeued",) if stage < DECIDED else ("new",)
     if victim == "target":
