@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from agents import DEADLINE_S, Fleet, Refused, fleet
+from agents import DEADLINE_S, Fleet, Refused, fleet, wait_for
 
 from gridagent import wire
 from gridagent.train.link import Link, LinkError
@@ -64,4 +64,5 @@ def test_a_new_agent_does_not_say_of_a_session_that_it_is_gone_before_it_can_be_
     agent.start()
     with pytest.raises(Refused, match="starting"):
         client.op("handover.release", order)
+    wait_for("the session is back", lambda: [r for r in client.status().ranks if r.session == peer.session])
     assert client.op("handover.release", {**order, "session": peer.session}).state == "done"
