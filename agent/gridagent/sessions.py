@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from gridagent.errors import OpFailed, SessionLost
+from gridagent.framing import Unframer, WireError, frame
 from gridagent.launch import LaunchError, Launches
 from gridagent.telemetry.spool import Spool
 from gridagent.wire import (
@@ -37,9 +38,6 @@ from gridagent.wire import (
     Reply,
     SpareStatus,
     StepEntry,
-    Unframer,
-    WireError,
-    frame,
 )
 
 HELLO_S = 10.0

@@ -17,7 +17,7 @@ import time
 
 import msgspec
 
-from gridagent import wire
+from gridagent import framing, wire
 
 
 class Peer:
@@ -66,7 +66,7 @@ class Peer:
 
     def send(self, message: wire.Message) -> None:
         if self.sock:
-            self.sock.sendall(wire.frame(message))
+            self.sock.sendall(framing.frame(message))
 
     def read_stdin(self) -> None:
         for line in sys.stdin:
@@ -78,10 +78,10 @@ class Peer:
             sock = socket.socket(socket.AF_UNIX)
             try:
                 sock.connect(self.path)
-                sock.sendall(wire.frame(msgspec.convert({**self.hello, "pid": os.getpid()}, wire.Hello)))
+                sock.sendall(framing.frame(msgspec.convert({**self.hello, "pid": os.getpid()}, wire.Hello)))
                 self.sock = sock
                 say(event="connected")
-                unframer = wire.Unframer(at_agent=False)
+                unframer = framing.Unframer(at_agent=False)
                 while data := sock.recv(65536):
                     for message in unframer.feed(data):
                         self.inbox.put(message)

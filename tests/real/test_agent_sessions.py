@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from agents import DEADLINE_S, Agent, Fleet, Refused, SessionPeer, fleet, wait_for
 
-from gridagent import wire
+from gridagent import framing, wire
 
 KEY = base64.b64encode(b"k" * 32).decode()
 
@@ -41,7 +41,7 @@ def records(agent: Agent, kind: str) -> list[dict[str, Any]]:
 
 
 def hello(**fields: Any) -> bytes:
-    return wire.frame(wire.Hello(**{"role": "spare", "session": "s", "pid": os.getpid(), **fields}))
+    return framing.frame(wire.Hello(**{"role": "spare", "session": "s", "pid": os.getpid(), **fields}))
 
 
 GARBAGE = {
@@ -50,13 +50,13 @@ GARBAGE = {
     "not msgpack": b"\x00\x00\x00\x02\xc1\xc1",
     "another message": b"\x00\x00\x00\x01\x80",
     "deeply nested": (100_000).to_bytes(4, "big") + b"\x91" * 100_000,
-    "no hello first": wire.frame(wire.Farewell(reason="finished")),
+    "no hello first": framing.frame(wire.Farewell(reason="finished")),
     "newer wire": hello(wire=99),
     "unknown role": hello(role="root"),
     "a path as its id": hello(session="../../etc/passwd"),
     "another session later": hello() + hello(session="t"),
     "no plain value": hello()
-    + wire.frame(
+    + framing.frame(
         wire.Phase(handover="h", phase="p", t_unix_s=0.0, detail={"x": msgspec.msgpack.Ext(5, b"")})
     ),
 }
@@ -83,9 +83,9 @@ def test_odd_values_do_no_harm(world: Fleet, agent: Agent) -> None:
     with socket.socket(socket.AF_UNIX) as odd:
         odd.connect(str(agent.home / "agent.sock"))
         odd.sendall(hello(role="rank", job="../x\x1b[2J", rank=-7, facts={"a": "\n"}))
-        odd.sendall(wire.frame(wire.Progress(job="../x", rank=2**60, epoch=-1, entries=[entry])))
-        odd.sendall(wire.frame(wire.Reply(id=12345, ok=True)))
-        odd.sendall(wire.frame(wire.Farewell(reason="released")))
+        odd.sendall(framing.frame(wire.Progress(job="../x", rank=2**60, epoch=-1, entries=[entry])))
+        odd.sendall(framing.frame(wire.Reply(id=12345, ok=True)))
+        odd.sendall(framing.frame(wire.Farewell(reason="released")))
         wait_for("its farewell is told", lambda: [r for r in records(agent, "session") if r.get("reason")])
     assert agent.client().status().ranks == []
     with agent.client().stream(0) as stream:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from agents import DEADLINE_S, Fleet, Refused, fleet, wait_for
 
-from gridagent import wire
+from gridagent import framing, wire
 from gridagent.train.link import Link, LinkError
 
 
@@ -25,7 +25,7 @@ def hello() -> wire.Hello:
 
 
 def messages(connection: socket.socket) -> Iterator[wire.Message]:
-    unframer = wire.Unframer(at_agent=True)
+    unframer = framing.Unframer(at_agent=True)
     while data := connection.recv(1 << 16):
         yield from unframer.feed(data)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gridagent import wire
+from gridagent import framing, wire
 
 _log = logging.getLogger("gridagent.train")
 _FLUSH_S = 0.25
@@ -55,7 +55,7 @@ class Link:
             if sock is None:
                 return False
             try:
-                sock.sendall(wire.frame(message))
+                sock.sendall(framing.frame(message))
             except OSError:
                 return False
             return True
@@ -112,7 +112,7 @@ class Link:
             try:
                 sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 sock.connect(self._path)
-                sock.sendall(wire.frame(self._hello()))
+                sock.sendall(framing.frame(self._hello()))
             except OSError:
                 sock.close()
                 time.sleep(wait_s)
@@ -137,7 +137,7 @@ class Link:
             event.set()
 
     def _read(self, sock: socket.socket) -> None:
-        unframer = wire.Unframer(at_agent=False)
+        unframer = framing.Unframer(at_agent=False)
         flushed_s = time.monotonic()
         while not self._closed:
             try:
@@ -148,7 +148,7 @@ class Link:
                     self._dispatch(message)
             except TimeoutError:
                 pass
-            except (OSError, wire.WireError) as error:
+            except (OSError, framing.WireError) as error:
                 if not self._closed:
                     _log.warning("lost the connection to the agent: %s", error)
                 return
