@@ -78,6 +78,8 @@ def _warm(context: Context) -> Problem | None:
             )
         if fatal := [blocker for blocker in report.blockers if blocker.fatal]:
             return Problem("not-possible", f"the spare on {move.target.node}: {fatal[0].text}")
+        if differ := _script(context.plan, report, move.target.node):
+            return Problem("not-possible", differ)
         if differ := _numerics(context.plan, report):
             return Problem(
                 "not-possible",
@@ -91,6 +93,17 @@ def _warm(context: Context) -> Problem | None:
                 " the script does not build the same model from the same command line",
             )
     return None
+
+
+def _script(plan: Plan, report: SessionReport, node: str) -> str:
+    """That the spare ran another script than the source runs: it would train something else."""
+    here, there = plan.relied_on.get(f"rank {report.rank} fact script", ""), report.facts.get("script", "")
+    if not here or not there or here == there:
+        return ""
+    return (
+        f"the script on {node}, or a module that it imports, is another one than rank {report.rank} runs"
+        f" (digests {there} and {here}): was it edited since the job was started? Put the job's files there"
+    )
 
 
 def _numerics(plan: Plan, report: SessionReport) -> str:

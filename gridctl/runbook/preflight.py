@@ -138,22 +138,35 @@ def _alike(source: NodeStatus, spare: NodeStatus, policy: Policy) -> Iterator[Bl
 #: Facts that the training script sets: a spare shares them only once it has run the script. They are
 #: compared when it is warm (`checks`), and a difference turns the run back before anything was paused.
 SET_BY_SCRIPT = frozenset(
-    {"threads", "interop_threads", "mkldnn", "deterministic", "matmul_precision", "default_dtype"}
+    {"threads", "interop_threads", "mkldnn", "deterministic", "matmul_precision", "default_dtype", "script"}
 )
 
 
 def of_reports(source: SessionReport, facts: Mapping[str, str], spare_node: str) -> Iterator[Blocker]:
     """The source's own blockers, and every fact that decides numerics and differs at the spare."""
     yield from source.blockers
+    yield from _agent_code(source, facts.get("agent_code", ""), spare_node)
     for key, here in sorted(source.facts.items()):
         there = facts.get(key)
-        if key not in SET_BY_SCRIPT and there is not None and there != here:
+        if key not in SET_BY_SCRIPT | {"agent_code"} and there is not None and there != here:
             yield Blocker(
                 code=f"{key}-differs",
                 text=f"{key}: rank {source.rank} has {here}, the spare on {spare_node} has {there}; the swap"
                 " is possible but later losses may differ in the last bits",
                 fatal=False,
             )
+
+
+def _agent_code(source: SessionReport, there: str, spare_node: str) -> Iterator[Blocker]:
+    """Not a matter of numerics: two processes whose gridagent.train differs may not understand each other."""
+    if (here := source.facts.get("agent_code", "")) != there:
+        yield fatal(
+            "agent-code-differs",
+            f"the spare on {spare_node} runs other code of gridctl-agent than rank {source.rank}"
+            f" ({there or 'an older one'} and {here or 'an older one'}): they would not speak the same"
+            " protocol. A process keeps the code that it was started with: install the rank's on"
+            f" {spare_node}, end the spare and park it anew",
+        )
 
 
 def pause_s(state_bytes: int, rates: Rates) -> tuple[float, str]:

@@ -116,7 +116,7 @@ def report(number: int, **more: Any) -> SessionReport:
         "groups": ["world:0,1,2"],
         "buckets": "b1",
         "inventory": "inv",
-        "facts": {"torch": "2.13.0", "threads": "1", "cpu": "avx2"},
+        "facts": {"torch": "2.13.0", "threads": "1", "cpu": "avx2", "script": "c0de"},
         "step_s_median": 0.1,
     }
     return SessionReport(**{**base, **more})

@@ -137,6 +137,14 @@ def test_a_spare_that_warmed_up_with_other_numerics_turns_the_run_back() -> None
     assert "rank 1 fact threads: was 1, is 2" in found.text
 
 
+def test_a_spare_that_ran_another_script_turns_the_run_back_and_says_so() -> None:
+    world = World(PLAN, facts={"script": "0ther", "threads": "2"})
+    world.drive(START)
+    found = world.progress()
+    assert (found.state, found.failed, found.code) == ("aborted", "specialise", "not-possible")
+    assert "the script on n4, or a module that it imports, is another one than rank 1 runs" in found.text
+
+
 def test_what_cannot_be_undone_is_held_then_failed_with_what_is_left() -> None:
     script = {"r1.open.0": "fail", "r1.cordon.undo1.0": "silent", "r1.cordon.undo2.0": "silent"}
     world = World(PLAN, script)

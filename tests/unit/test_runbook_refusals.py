@@ -132,6 +132,16 @@ def test_what_makes_it_impossible_or_not_bit_identical_is_said_with_all_of_it() 
     assert any("rank 1 has avx2, the spare on n4 has avx512" in b.text for b in plan.blockers)
 
 
+@pytest.mark.parametrize("there", ["", "new1"], ids=["older", "newer"])
+def test_a_spare_with_other_code_of_the_agent_is_refused_before_anybody_confirms(there: str) -> None:
+    facts = {"agent_code": there} if there else {}
+    with pytest.raises(
+        Refused, match="the spare on n4 runs other code of gridctl-agent than rank 1"
+    ) as caught:
+        built(report(1, facts={"agent_code": "old1"}), fleet(n4={"spares": [spare(facts=facts)]}))
+    assert caught.value.code == "agent-code-differs"
+
+
 def built(said: SessionReport, nodes: dict[str, Node] | None = None, policy: Policy | None = None) -> Plan:
     nodes, policy = nodes or fleet(), policy or Policy()
     chosen = select(Request(node="n2"), nodes, policy)

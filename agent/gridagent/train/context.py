@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gridagent import wire
+from gridagent.train.code import AGENT_CODE, script_digest
 from gridagent.train.group import GroupRegistry
 from gridagent.train.link import Link
 
@@ -22,6 +23,7 @@ class Context:
     warm: threading.Event = field(default_factory=threading.Event)
     failed: str = ""  #: why a spare's script ended before it was warm
     session: Any = None  #: the one `Session` of the process
+    script: str = ""  #: digest of the script; "" before there is a session
 
     def say_hello(self) -> wire.Hello:
         """The first frame of every connection to the agent."""
@@ -33,9 +35,21 @@ class Context:
             role="spare",
             session=self.session_id,
             pid=os.getpid(),
-            facts=numeric_facts(),
+            facts=self.facts(),
             gpus=[int(device) for device in visible.split(",") if device.strip().isdecimal()],
         )
+
+    def read_script(self) -> None:
+        """Takes the digest of the script, and of what it has imported, as the files are now."""
+        self.script = script_digest(self.spare.launch.cwd if self.spare else "")
+
+    def facts(self) -> dict[str, str]:
+        """What a spare must have in common with the rank that it takes: code, and what decides numerics."""
+        return {
+            **numeric_facts(),
+            "agent_code": AGENT_CODE,
+            **({"script": self.script} if self.script else {}),
+        }
 
     def connect(self) -> Link | None:
         """The link to this node's agent; None without one."""

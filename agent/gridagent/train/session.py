@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gridagent import wire
-from gridagent.train.context import CONTEXT, numeric_facts
+from gridagent.train.context import CONTEXT
 from gridagent.train.group import ForwardingGroup
 from gridagent.train.handover import Handovers
 from gridagent.train.state import CATEGORIES, RankState, StateError, digests, inventory_digest
@@ -84,8 +84,9 @@ class Session:
         self.lock = threading.Lock()
         self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._boundary_jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        CONTEXT.session = self
         self.handovers = Handovers(self)
+        CONTEXT.read_script()
+        CONTEXT.session = self  # from here on the link's thread asks it
         self._link = CONTEXT.connect()
         if self._link is None:
             _log.warning("no gridagent here (GRIDAGENT_SOCKET is not set): training runs without hand-over")
@@ -273,7 +274,7 @@ class Session:
             world_size=self.world_size,
             epoch=self.epoch,
             step=self.step,
-            facts=numeric_facts(),
+            facts=CONTEXT.facts(),
             state="frozen" if self.handovers.frozen else "training",
         )
 
@@ -303,7 +304,7 @@ class Session:
             groups=CONTEXT.registry.describe(),
             buckets=self.buckets(),
             inventory=inventory,
-            facts=numeric_facts(),
+            facts=CONTEXT.facts(),
             blockers=blockers,
             step_s_median=statistics.median(self._step_s) if self._step_s else 0.0,
         )
