@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from gridagent import framing, wire
-
 #: Of whom only the version counts, or nothing: gridagent has its own digest, torch generates modules, and
 #: `__mp_main__` is whatever started this process.
 _NOT_THE_SCRIPTS = sys.stdlib_module_names | {"gridagent", "torch", "__mp_main__"}
@@ -26,10 +24,17 @@ def _digest(contents: Iterable[tuple[str, bytes]]) -> str:
     return whole.hexdigest()[:16]
 
 
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
 def _agent_code() -> str:
     here = Path(__file__).parent
-    paths = [*here.glob("*.py"), *(Path(module.__file__) for module in (framing, wire))]
-    return _digest((path.name, path.read_bytes()) for path in paths)
+    paths = [*here.glob("*.py"), here.parent / "wire.py", here.parent / "framing.py"]
+    return _digest((path.name, _content(path)) for path in paths)
 
 
 #: What two processes of one hand-over say to each other: gridagent.train and its messages, as they were when
@@ -58,10 +63,3 @@ def _source(name: str, module: ModuleType) -> str:
     path = Path(file)
     installed = {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(_STDLIB)
     return file if name == "__main__" or (path.suffix == ".py" and not installed) else ""
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
