@@ -30,7 +30,7 @@ def run_page(run: Run) -> Page:
     facts = [
         ("run", run.id),
         ("state", run.state),
-        ("why", f"{run.code}: {run.text}" if run.code else run.text),
+        ("why", run.text if run.text.startswith(run.code) else f"{run.code}: {run.text}"),
         ("plan", run.plan),
         ("incident", run.incident),
         ("node", run.node),

@@ -274,6 +274,8 @@ def _fail(state: RunState, problem: Problem) -> Advance:
         return _then(effects, _complete(state, [], f"left as it is: {problem.text}"))
     if committed(state):
         return _then(effects, _hold(state, problem))
+    if state.back:  # the step's own failure stands at the step; why the run ends is that a person said so
+        return _then(effects, _turn_back(state, "aborted", _asked(state.back), state.back.end))
     return _then(effects, _turn_back(state, problem.code, problem.text, "aborted"))
 
 
@@ -378,7 +380,8 @@ def _token(state: RunState) -> str:
 
 
 def _asked(event: BackAsked) -> str:
-    return f"{event.who} asked for it: {event.reason}" if event.reason else f"{event.who} asked for it"
+    what = f"{event.end.replace('-', ' ')} by {event.who}"  # aborted, or rolled back
+    return f"{what}: {event.reason}" if event.reason else what
 
 
 def _left(state: RunState) -> str:

@@ -93,7 +93,7 @@ def test_an_abort_before_the_cut_leaves_everything_as_it_was(fleet: SwapFleet) -
     until(journal, "specialise")
     client.abort(run.id, YES)
     found = ended(client, run.id)
-    assert (found.state, found.text) == ("aborted", "ann asked for it: a test")
+    assert (found.state, found.text) == ("aborted", "aborted by ann: a test")
     untouched(fleet, client)
     assert parked(client), "a fresh spare was parked in place of the one that was used up"
     with pytest.raises(Refused, match="was applied as run"):

@@ -7,7 +7,8 @@ from runbook_world import World, fleet, plan_for
 
 from gridctl.model.runs import ENDS
 from gridctl.runbook import progress
-from gridctl.runbook.events import BackAsked, Halted, Started
+from gridctl.runbook.engine import RunState, advance
+from gridctl.runbook.events import BackAsked, Halted, OpEnded, Started
 
 PLAN = plan_for(fleet())
 DO = [f"r1.{step.name}.{i}" for step in PLAN.steps for i in range(len(step.calls))]
@@ -173,8 +174,22 @@ def test_an_abort_at_any_moment_undoes_all_or_comes_too_late(at: int) -> None:
     assert found.state in ("aborted", "done")
     assert (found.state == "done") == world.committed
     if found.state == "aborted":
-        assert "bob asked for it: wrong node" in found.text
+        assert found.text.startswith("aborted by bob: wrong node")
         assert not world.cordoned
+
+
+@pytest.mark.parametrize(
+    ("end", "says"), [("aborted", "aborted by bob: x"), ("rolled-back", "rolled back by bob: x")]
+)
+def test_a_step_that_fails_after_a_person_has_aborted_is_not_why_the_run_ends(end: str, says: str) -> None:
+    """The step in hand is waited for; it may fail because of the very abort."""
+    state, _ = advance(RunState(run="r1", plan=PLAN), START)
+    assert (state.step, state.stage) == ("preflight", "calls")
+    state, _ = advance(state, BackAsked("bob", "x", end))
+    state, _ = advance(state, OpEnded("r1.preflight.0", False, code="op-failed", text="no boundary came"))
+    found = state.progress
+    assert (found.state, found.code, found.text) == (end, "aborted", says)
+    assert found.steps["preflight"].error == "no boundary came"
 
 
 def test_after_the_commit_going_back_is_ignored() -> None:
