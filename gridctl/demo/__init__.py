@@ -60,7 +60,7 @@ def _run(options: Options, confirm: Callable[[Plan], Gate], fleet: Any, progress
 
     progress.at(2, "certificates, four agents")
     fleet.found(recording())
-    fleet.start_agents()
+    fleet.start_agents(drill=bool(options.sabotage))
     os.environ.update({name: fleet.environ[name] for name in ("GRIDCTL_HOME", "GRIDCTL_DEMO")})
     progress.at(8, "a warm spare and a job of three nodes")
     fleet.start_spares(options.ranks_per_node)

@@ -64,10 +64,12 @@ class DemoFleet:
                 f'gpu_model = "none (CPU demo)"\ndriver = "none"\n{source}\n'
             )
 
-    def start_agents(self) -> None:
-        """Starts the four agents and writes fleet.toml. Raises `DemoError`."""
+    def start_agents(self, *, drill: bool) -> None:
+        """Starts the four agents and writes fleet.toml. `drill`: they allow damage. Raises `DemoError`."""
+        options = ["--allow-damage"] if drill else []
         for node in NODES:
-            self._spawn(f"agent {node}", [*_gridagent("serve"), "--home", str(self.root / node)], node)
+            words = [*_gridagent("serve"), "--home", str(self.root / node), *options]
+            self._spawn(f"agent {node}", words, node)
         lines = ["[fleet]", f'name = "{FLEET}"']
         for node in NODES:
             url_file = self.root / node / "url"

@@ -1,6 +1,7 @@
 """The chair's records: on disk one by one, readable after a crash at any byte."""
 
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gridagent.train.records import RecordFile, read_records
+from gridagent.train.records import RecordFile
 
 RECORDS: list[dict[str, Any]] = [{"kind": "commit", "epoch": 1}, {"kind": "run", "text": "ü\n\0"}]
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All whole records of a file."""
+    data = path.read_bytes().split(b"\0", 1)[0]
+    return [json.loads(line) for line in data.split(b"\n")[:-1]]
 
 
 def test_what_was_appended_is_read(tmp_path: Path) -> None:

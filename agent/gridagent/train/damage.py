@@ -6,6 +6,8 @@ of a chunk is missing), `manifest` (a shape is wrong). `hold:PARTY@PHASE` stops 
 it enters a phase, so that a test can kill it right there.
 """
 
+import logging
+import os
 import signal
 import threading
 from dataclasses import replace
@@ -15,9 +17,25 @@ import msgspec
 import torch
 from torch import Tensor
 
+from gridagent.train.link import Link, LinkError
 from gridagent.train.state import Entry
 
+_log = logging.getLogger("gridagent.train")
+_ASK_S = 10.0
+
 WORDS = ("bit", "moment", "buffer", "rng", "nan", "truncate", "manifest")
+
+
+def of_environment(link: Link) -> str:
+    """The word in GRIDAGENT_DAMAGE, if this node's agent was started to allow it; else "", with a warning."""
+    word = os.environ.get("GRIDAGENT_DAMAGE", "")
+    if word:
+        try:
+            link.ask("damage", {}, _ASK_S)
+        except LinkError as error:
+            _log.warning("GRIDAGENT_DAMAGE=%s is not heeded: %s", ascii(word), error)
+            return ""
+    return word
 
 
 class Damage:

@@ -21,7 +21,7 @@ from gridagent import wire
 from gridagent.train.channels import Channels
 from gridagent.train.context import CONTEXT
 from gridagent.train.cutlog import CutLog
-from gridagent.train.damage import Damage
+from gridagent.train.damage import Damage, of_environment
 from gridagent.train.errors import HandoverError
 from gridagent.train.records import RecordFile
 from gridagent.train.rendezvous import call_roll, connect_store, host_store
@@ -143,10 +143,10 @@ class Driver:
         )  # fmt: skip
         me = Party(order.me.role, order.me.rank)
         self._me = me.id
-        self._damage = Damage(order.damage or os.environ.get("GRIDAGENT_DAMAGE", ""))
-        self._member = Member(plan, me)
         registry, link = CONTEXT.registry, CONTEXT.link
         assert link is not None
+        self._damage = Damage(order.damage or of_environment(link))
+        self._member = Member(plan, me)
         self._groups_made = registry.created
         if order.me.session != order.chair.session:
             self._channels.call(link, order.chair, "star", order.me)

@@ -43,9 +43,3 @@ class RecordFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def read_records(path: str | Path) -> list[dict[str, Any]]:
-    """All whole records of a file, for whoever asks after the chair is gone."""
-    data = Path(path).read_bytes().split(b"\0", 1)[0]
-    return [json.loads(line) for line in data.split(b"\n")[:-1]]
