@@ -5,6 +5,8 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# Test files that run at a time. Processes of their own on two workers keep two cores busy.
+WORKERS ?= 2
 # A real Secret Service on a private bus, for the tests of the CA's key.
 TEST_PACKAGES := gnome-keyring dbus
 
@@ -12,7 +14,7 @@ demo: .venv/ready
 	$(BIN)/gridctl demo $(ARGS)
 
 test: .venv/ready .venv/test-packages
-	$(BIN)/python -m pytest -q -m "not matrix" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not matrix" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 matrix: .venv/ready
 	$(BIN)/python -m pytest -q -m matrix $(ARGS)
