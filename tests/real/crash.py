@@ -431,7 +431,10 @@ class Cell:
             def clean(rank: int = rank, pid: int = pid) -> bool:
                 return sockets_of(pid) == before[rank]
 
-            wait_for(f"rank {rank} has no more sockets than before the hand-over", clean)
+            try:
+                wait_for(f"rank {rank} has the sockets of before the hand-over", clean)
+            except AssertionError as error:
+                raise AssertionError(f"{error}: {before[rank]}, now {sockets_of(pid)}") from None
 
     # ------------------------------------------------------------------------------------- the end
 
