@@ -198,7 +198,7 @@ class Chair:
         return self._trouble(f"{party} is gone")
 
     def _gave(self, party: str) -> bool:
-        """Has this source captured it all? Then its death stops nothing: the target has the rest, or fails."""
+        """Has this source captured it all? Then its death stops nothing: the target has it, or fails."""
         return any(f"{SOURCE}:{rank}" == party for rank, _ in self._captured)
 
     def _trouble(self, why: str, found: tuple[str, ...] = ()) -> list[Effect]:
