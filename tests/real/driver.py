@@ -44,7 +44,7 @@ class Handover:
         lead_steps: int = 3,
         then: int | None = None,  #: after the cut all wait again before this step
         free: bool = False,  #: the job never waits for the hand-over; give it a pace
-        **deadlines: float,  #: arm_deadline_s, cut_deadline_s, resume_deadline_s, ttl_s
+        **deadlines: float,  #: arm_deadline_s, cut_deadline_s, resume_deadline_s, ttl_s, frozen_s
     ) -> None:
         self.fleet, self.run, self.ranks = fleet, run, ranks
         self.damage, self.lead_steps = damage, lead_steps
@@ -205,7 +205,7 @@ class Handover:
 
     def start_cut(self) -> "Future[wire.CutReport]":
         """Tells the chair to cut. The job still stands at the hold; see `let_go`."""
-        bounds = {key: value for key, value in self.deadlines.items() if key != "ttl_s"}
+        bounds = {key: value for key, value in self.deadlines.items() if key not in ("ttl_s", "frozen_s")}
         order = wire.HandoverCut(handover=self.id, lead_steps=self.lead_steps, **bounds)
         whole_s = sum(bounds.values()) + bounds["resume_deadline_s"]
         chair = self.run.ranks[self.chair]

@@ -1,11 +1,19 @@
 """The session in a training script: without an agent, before a hand-over, and where it cannot take part."""
 
+import shutil
+import signal
 from pathlib import Path
 
 import msgspec
 import pytest
+from agents import Refused, wait_for
 from driver import OpRefused
 from fleet import Job, Run, TrainingFleet, assert_same
+from forkserver import JOBS
+
+from gridctl.runbook import preflight
+
+AGENT = Path(__file__).parents[2] / "agent"
 
 
 def log(run: Run, rank: int) -> str:
@@ -100,3 +108,94 @@ def test_a_collective_in_flight_in_a_side_thread_forbids_the_boundary(trained: T
     assert report.outcome == "abort"
     assert "1 collectives are still in flight" in report.reason
     assert_same(run, run.finish(), trained.control(run.job))
+
+
+def test_a_source_that_nobody_releases_ends_by_itself(trained: TrainingFleet) -> None:
+    """The controller died after the commit, say, and none came back."""
+    run = trained.start(Job("ddp"))
+    handover = trained.handover(run, [1], frozen_s=0.5)
+    handover.prepare()
+    source = run.ranks[1]
+    assert handover.cut().outcome == "commit"
+    assert source.process.wait(60) == 0
+    assert "rank 1 trains elsewhere, and nobody released its old process within 0.5 s" in log(run, 1)
+    gone = f"its agent does not show session {source.session} any more"
+    wait_for(gone, lambda: source.session not in {r.session for r in source.agent.client().status().ranks})
+    with pytest.raises(Refused, match="not-found"):  # which a controller that comes back takes for done
+        handover.op(source, "handover.release", {"handover": handover.id})
+    handover.op(source, "run.end", {})
+    assert_same(run, run.finish(), trained.control(run.job))
+
+
+def test_a_stray_variable_does_not_spoil_a_transfer(trained: TrainingFleet) -> None:
+    """GRIDAGENT_DAMAGE is set, but the agent was not started to allow damage."""
+    agent = trained.node(2)
+    agent.end(signal.SIGTERM)
+    agent.start()
+    run = trained.start(Job("ddp", env=(("GRIDAGENT_DAMAGE", "bit"),)))
+    try:
+        report = trained.handover(run, [1]).swap()
+        assert report.outcome == "commit", report
+        assert "GRIDAGENT_DAMAGE='bit' is not heeded" in log(run, 1)
+        assert "--allow-damage" in log(run, 1)
+        assert_same(run, run.finish(), trained.control(Job("ddp")))
+    finally:
+        agent.end(signal.SIGTERM)
+        agent.start("--allow-damage")
+
+
+@pytest.mark.parametrize("edited", ["", "train.py", "beside.py"], ids=["moved only", "script", "module"])
+def test_a_script_that_is_another_one_at_the_spare_shows_once_it_is_warm(
+    trained: TrainingFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edited: str
+) -> None:
+    """The spare's node has the files at other paths; only what they say counts."""
+    here, there = tmp_path / "here", tmp_path / "there" / "deep"
+    here.mkdir()
+    text = f"import sys\nsys.path.append({str(JOBS)!r})\nimport beside, zoo\n"
+    (here / "train.py").write_text(text)
+    (here / "beside.py").write_text("")
+    shutil.copytree(here, there)
+    run = trained.start(Job(script=str(here / "train.py")))
+    handover = trained.handover(run, [1])
+    handover.describe()
+    launch = handover.launch(1)
+    moved = msgspec.structs.replace(
+        launch, argv=[launch.argv[0], str(there / "train.py"), *launch.argv[2:]], cwd=str(there)
+    )
+    monkeypatch.setattr(handover, "launch", lambda _rank: moved)
+    if edited:
+        with (there / edited).open("a") as file:
+            file.write("# changed\n")
+    handover.specialise()
+    scripts = [reports[1].facts["script"] for reports in (handover.reports, handover.warm)]
+    assert (scripts[0] != scripts[1]) == bool(edited)
+    handover.op(handover.targets[1], "handover.retire", {"reason": "not needed"})
+    handover.end()
+    run.finish()
+
+
+def test_a_spare_with_other_code_of_the_same_version_is_refused_before_anything_begins(
+    trained: TrainingFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(AGENT, tmp_path / "agent")
+    with (tmp_path / "agent" / "gridagent" / "train" / "park.py").open("a") as file:
+        file.write("# a hot fix, the same version\n")
+    run = trained.start(Job("ddp"))
+    with monkeypatch.context() as changed:
+        changed.setenv("PYTHONPATH", str(tmp_path / "agent"))
+        odd = trained.park(run, execute=True)
+    even = trained.park(run)
+    run.left.append(odd)
+    handover = trained.handover(run, [1], spares=[even])
+    handover.describe()
+    facts = {s.session: s.facts for s in even.agent.client().status().spares}
+    blockers = {
+        spare.session: list(preflight.of_reports(handover.reports[1], facts[spare.session], "n5"))
+        for spare in (odd, even)
+    }
+    assert not blockers[even.session]
+    assert [(b.code, b.fatal) for b in blockers[odd.session]] == [("agent-code-differs", True)]
+    for spare in (odd, even):
+        handover.op(spare, "handover.retire", {"reason": "not needed"})
+    handover.end()
+    run.finish()

@@ -113,6 +113,7 @@ class Driver:
         self._old_store: Any = None
         self._groups_made = -1
         self._damage = Damage("")
+        self._frozen_s = 0.0
         self._me = ""
         self._gone: list[str] = []  #: parties whose channel broke
         self._done = threading.Event()
@@ -143,6 +144,7 @@ class Driver:
         )  # fmt: skip
         me = Party(order.me.role, order.me.rank)
         self._me = me.id
+        self._frozen_s = order.frozen_s
         registry, link = CONTEXT.registry, CONTEXT.link
         assert link is not None
         self._damage = Damage(order.damage or of_environment(link))
@@ -261,6 +263,8 @@ class Driver:
             self._close()
             if self._member.phase in (Phase.ABORTED, Phase.LEFT):
                 self._forget()
+            elif self._member.phase == Phase.RUNNING and self._member.me.role == "source":
+                self._session.handovers.left(self._frozen_s)
 
     def _feed(self, name: str, event: Any) -> None:
         machine = self._chair if name == "chair" else self._member

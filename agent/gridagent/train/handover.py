@@ -1,5 +1,6 @@
 """What this process's agent may ask of it about hand-overs; each is carried out by a `Driver`."""
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,26 @@ class Handovers:
         """The process is in no state for a hand-over."""
         if self._driver is not None:
             self._driver.post("member", Refuse(why))
+
+    # Called by the driver's thread.
+
+    def left(self, bound_s: float) -> None:
+        """The new epoch runs, and this process, which gave its rank away, has no way back.
+
+        A controller releases it after the watch. Where none does, it ends by itself after `bound_s`: it
+        holds nothing that anybody needs.
+        """
+        timer = threading.Timer(bound_s, self._unreleased, args=(bound_s,))
+        timer.daemon = True
+        timer.start()
+
+    def _unreleased(self, bound_s: float) -> None:
+        print(
+            f"gridagent: rank {self._session.rank} trains elsewhere, and nobody released its old process"
+            f" within {bound_s:g} s: it ends by itself",
+            file=sys.stderr,
+        )
+        end_process(self._session, "released", 0)
 
     # Called by threads of the link.
 
