@@ -60,6 +60,7 @@ class Daemon:
         self.log = OpLog(home.ops)
         self.handovers = Handovers(self.log, config.node)
         self._park = SparePark(home, self.sessions)
+        self._allow_damage = allow_damage
         self.desk = Desk(
             self.log, self.lease, self.freezes, self.spool, self._effects(), allow_damage=allow_damage
         )
@@ -101,6 +102,7 @@ class Daemon:
             cordon_owner=cordon.owner,
             quarantined=cordon.quarantined,
             frozen=self.freezes.scopes,
+            frozen_by=self.freezes.by,
             fence=self.lease.fence,
             lease_holder=self.lease.holder if self.lease.live else "",
             lease_left_s=self.lease.left_s,
@@ -207,9 +209,16 @@ class Daemon:
             self.spool.append("note", {"text": f"renewed the certificate of {peer}"})
 
     async def _on_ask(self, session: Session, ask: Ask) -> Any:
-        if ask.kind != "meet":
-            raise OpFailed(f"{ask.kind!a} is nothing that this agent can be asked for")
-        return await meet_there(self._client_tls, self.home.trust, self.handovers, session.id, ask.args)
+        match ask.kind:
+            case "meet":
+                return await meet_there(
+                    self._client_tls, self.home.trust, self.handovers, session.id, ask.args
+                )
+            case "damage" if self._allow_damage:
+                return {}
+            case "damage":
+                raise OpFailed("this node's agent was not started with --allow-damage")
+        raise OpFailed(f"{ask.kind!a} is nothing that this agent can be asked for")
 
 
 def serve(home: Home, *, allow_damage: bool) -> int:

@@ -78,7 +78,11 @@ class Reply(Message, tag="reply"):
 
 
 class Ask(Message, tag="ask"):
-    """The session wants its agent to do something. Kinds: "meet" (args: `MeetRequest` fields + url)."""
+    """The session wants something of its agent.
+
+    Kinds: "meet" (args: `MeetRequest` fields + url) -> `MeetReply`; "damage" (a drill wants to spoil what is
+    handed over: may it?) -> {}, or a refusal.
+    """
 
     id: int
     kind: str
@@ -236,6 +240,7 @@ class HandoverJoin(Message):
     arm_deadline_s: float = 20.0  #: bounds of the cut, the same for all: see `HandoverCut`
     cut_deadline_s: float = 10.0
     resume_deadline_s: float = 10.0
+    frozen_s: float = 1800.0  #: a source ends so long after it gave its rank away, if nobody releases it
     damage: str = ""  #: spoils the transfer on purpose; agents refuse it unless started to allow it
 
 
@@ -355,6 +360,7 @@ class NodeStatus(Message):
     cordon_owner: str = ""  #: who set it: only gridctl's own cordon is ever lifted by gridctl
     quarantined: bool = False
     frozen: list[str] = []  #: scopes: "fleet" or a job id
+    frozen_by: dict[str, str] = {}  #: scope -> who froze it, and in brackets why
     fence: int = 0
     lease_holder: str = ""
     lease_left_s: float = 0.0

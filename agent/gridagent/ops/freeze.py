@@ -30,6 +30,11 @@ class Freezes:
     def scopes(self) -> list[str]:
         return sorted(self._scopes)
 
+    @property
+    def by(self) -> dict[str, str]:
+        """Scope -> who froze it, and in brackets why."""
+        return {scope: f"{freeze.who} ({freeze.reason})" for scope, freeze in sorted(self._scopes.items())}
+
     def put(self, request: FreezeRequest) -> None:
         """Freezes or thaws a scope. Raises `OSError`; then nothing changed."""
         scopes = {scope: freeze for scope, freeze in self._scopes.items() if scope != request.scope}
