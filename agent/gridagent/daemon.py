@@ -187,6 +187,7 @@ class Daemon:
         renew_at_s = 0.0
         while True:
             self._park.reap()
+            self.freezes.save()
             now_s = time.monotonic()
             if now_s >= renew_at_s:
                 renew_at_s = now_s + RENEWAL_S

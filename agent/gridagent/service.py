@@ -24,6 +24,7 @@ from gridagent.sessions import Sessions
 from gridagent.telemetry.metrics import OPENMETRICS, PLAIN, Samples, render
 from gridagent.telemetry.spool import Spool
 from gridagent.wire import (
+    FreezeReply,
     FreezeRequest,
     LeaseRequest,
     MeetCall,
@@ -153,10 +154,11 @@ class Service:
         freeze = await _body(request, FreezeRequest)
         if not (freeze.scope and freeze.who and freeze.reason):
             raise Refused("bad-request", "a freeze needs a scope, a who and a reason")
-        self._node.freezes.put(freeze)
-        with contextlib.suppress(Refused):  # a full disk does not undo a stop
+        unsaved = self._node.freezes.put(freeze)  # a full disk must not stand in the way of a stop
+        with contextlib.suppress(Refused):
             self._node.log.note(_actor(peer), {"event": "freeze", **msgspec.to_builtins(freeze)})
-        return _json({})
+        text = f"a restart of this agent would undo it until it can be written: {unsaved}" if unsaved else ""
+        return _json(FreezeReply(durable=not unsaved, text=text))
 
     async def _submit(self, request: web.Request, peer: identity.Peer) -> web.StreamResponse:
         op = await _body(request, OpRequest)

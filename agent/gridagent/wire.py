@@ -400,6 +400,13 @@ class FreezeRequest(Message):
     reason: str
 
 
+class FreezeReply(Message):
+    """The freeze, or thaw, is in force. `durable` False: not on the agent's disk yet; `text` says why."""
+
+    durable: bool = True
+    text: str = ""
+
+
 class OpRequest(Message):
     """POST /v1/ops. Journaled before its effect; the same id twice is answered from the journal.
 

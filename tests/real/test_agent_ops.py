@@ -1,6 +1,7 @@
 """Operations: fenced, frozen, one run at a time, journaled before the effect, the same after a crash."""
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -124,6 +125,30 @@ def test_while_frozen_only_the_way_back_is_open(world: Fleet, agent: Agent) -> N
     for scope in ("j", "fleet"):
         client.post("/v1/freeze", {"scope": scope, "frozen": False, "who": "ann", "reason": "over"})
     assert client.op("handover.cut", {**session, **CUT}).state == "done"
+
+
+def test_a_freeze_and_a_thaw_are_in_force_also_where_they_cannot_be_written(
+    world: Fleet, agent: Agent
+) -> None:
+    """And are written, without anybody's doing, once that is possible."""
+    client = agent.client()
+    client.lease()
+    file = agent.home / "freeze.json"
+    (file / "in the way").mkdir(parents=True)
+    freeze = {"scope": "fleet", "frozen": True, "who": "ann", "reason": "storm"}
+    for frozen in (True, False, True):
+        reply = client.post("/v1/freeze", {**freeze, "frozen": frozen})
+        assert reply["durable"] is False
+        assert "a restart of this agent would undo it" in reply["text"]
+        assert client.status().frozen == ["fleet"] * frozen
+    assert refusal(lambda: client.op("node.cordon", {"reason": "a test"})) == "frozen"
+    shutil.rmtree(file)
+    wait_for("the freeze is on the disk", file.exists)
+    agent.end(signal.SIGKILL)
+    client = agent.start().client()
+    assert client.status().frozen == ["fleet"]
+    assert client.post("/v1/freeze", {**freeze, "frozen": False}) == {}
+    assert client.status().frozen == []
 
 
 def test_a_run_has_the_node_until_it_lets_go(world: Fleet, agent: Agent) -> None:

@@ -18,6 +18,7 @@ class Freezes:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._scopes: dict[str, FreezeRequest] = {}
+        self._saved = True  #: the disk has what is in force
         if path.exists():
             try:
                 self._scopes = msgspec.json.decode(path.read_bytes(), type=dict[str, FreezeRequest])
@@ -35,13 +36,23 @@ class Freezes:
         """Scope -> who froze it, and in brackets why."""
         return {scope: f"{freeze.who} ({freeze.reason})" for scope, freeze in sorted(self._scopes.items())}
 
-    def put(self, request: FreezeRequest) -> None:
-        """Freezes or thaws a scope. Raises `OSError`; then nothing changed."""
+    def put(self, request: FreezeRequest) -> str:
+        """Freezes or thaws a scope at once, whatever the disk says. Returns what `save` does."""
         scopes = {scope: freeze for scope, freeze in self._scopes.items() if scope != request.scope}
         if request.frozen:
             scopes[request.scope] = request
-        write_file(self._path, msgspec.json.encode(scopes), 0o600)
-        self._scopes = scopes
+        self._scopes, self._saved = scopes, False
+        return self.save()
+
+    def save(self) -> str:
+        """Writes what is in force, unless the disk has it. Returns why it could not be written, else ""."""
+        if not self._saved:
+            try:
+                write_file(self._path, msgspec.json.encode(self._scopes), 0o600)
+            except OSError as error:
+                return str(error)
+            self._saved = True
+        return ""
 
     def check(self, kind: str, jobs: set[str]) -> None:
         """Raises `Refused` if an operation of this kind on one of these jobs is frozen."""
