@@ -70,7 +70,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     verify: str = ""  #: likewise, after the calls
     inverse: list[Call] = []
     deadline_s: float = 60.0
-    hasty: bool = False  #: long calls that the inverse ends: turned back at the first failure, not the last
+    hasty: bool = False  #: long calls that turning back ends: turned back at the first failure, not the last
     commits: bool = False  #: the point of no return: how it ended is asked for until it is known
     watch_steps: int = 0  #: instead of calls: so many steps of the job are waited for
 

@@ -285,6 +285,7 @@ class _Steps:
             text="all members meet the chair and build the groups of the new epoch; training goes on",
             calls=calls,
             deadline_s=self.join_s + 15.0,
+            hasty=True,
         )
 
     def _cut(self) -> Step:
