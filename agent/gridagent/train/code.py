@@ -5,8 +5,8 @@ A digest is over contents and module names, so it is the same wherever the files
 
 import contextlib
 import hashlib
+import os
 import sys
-import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +14,7 @@ from types import ModuleType
 #: Of whom only the version counts, or nothing: gridagent has its own digest, torch generates modules, and
 #: `__mp_main__` is whatever started this process.
 _NOT_THE_SCRIPTS = sys.stdlib_module_names | {"gridagent", "torch", "__mp_main__"}
-_STDLIB = Path(sysconfig.get_path("stdlib"))
+_STDLIB = Path(os.__file__).parent
 
 
 def _digest(contents: Iterable[tuple[str, bytes]]) -> str:
