@@ -127,7 +127,7 @@ def _node(node: Node) -> Iterator[Check]:
 
     what = f"node {node.name}"
     if not node.reachable or node.status is None:
-        yield Check(what=what, state="unknown", text=f"does not answer: {node.error}")
+        yield Check(what=what, state="unknown", text=f"does not answer: {node.error or 'not asked yet'}")
         return
     now = time.time()
     status = node.status

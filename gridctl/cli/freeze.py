@@ -7,9 +7,10 @@ import typer
 from gridctl.cli import complete
 from gridctl.cli.console import Console, DryRun, Reason, Yes, gate
 from gridctl.cli.exits import Exit
-from gridctl.cli.gate import consent
+from gridctl.cli.gate import Consent, consent
 from gridctl.cli.output import Column, Format, say
 from gridctl.cli.page import Output, listing, present
+from gridctl.errors import GridctlError, Refused
 from gridctl.model.fleet import Node, several
 
 FLEET = "fleet"
@@ -30,7 +31,7 @@ def freeze(
     """Stop every action on the fleet or a job, at the agents.
 
     Training goes on, and a hand-over that is under way can still be aborted. Ends with 5 if a node
-    was not reached.
+    was not reached. Works without a controller and with a full disk; then it is in no journal.
     """
     _set(context, scope, True, yes, reason, dry_run, output)
 
@@ -59,11 +60,36 @@ def _set(
         return
     console.may_act(verb)
     agreed = consent(scope, yes=yes, reason=reason)
-    act = console.controller.freeze if frozen else console.controller.thaw
-    answers = act(scope, gate(agreed))
+    later = "it is passed on once they answer"
+    if frozen:
+        answers, later = _stop(console, scope, agreed, later)
+    else:
+        answers = console.controller.thaw(scope, gate(agreed))
     present(listing(answers, REACHED, "the fleet has no nodes"), form)
     done = f"{scope}: {'frozen' if frozen else 'thawed'}"
     if missed := [answer["node"] for answer in answers if answer["answer"] != "ok"]:
-        say(f"{done}, but NOT on {several(missed)}: those that did not answer get it once they do")
+        say(f"{done}, but NOT, or not for good, on {several(missed)}: {later}")
         raise typer.Exit(Exit.UNKNOWN)
     say(done)
+
+
+def _stop(console: Console, scope: str, agreed: Consent, later: str) -> tuple[list[dict[str, str]], str]:
+    """Freezes through the controller, or without one: its home's disk may be full. What the agents answered,
+    and what becomes of those that missed it: `later`, if there is a controller."""
+    try:
+        answers = console.controller.freeze(scope, gate(agreed))
+        if console.controller.health()["journal_owed"]:
+            say("the journal cannot be written now: the controller writes this down as soon as it can")
+        return answers, later
+    except Refused:
+        raise
+    except (GridctlError, OSError) as error:
+        why = " ".join(str(error).split())
+        say(f"no controller passes this on: {why}")
+        say("it goes from here to the agents instead, and is in no journal")
+
+    from gridagent.wire import FreezeRequest
+    from gridctl.control.freezes import freeze_directly
+
+    request = FreezeRequest(scope=scope, frozen=True, who=agreed.who, reason=agreed.reason)
+    return freeze_directly(console.home, request), "freeze again once they answer"

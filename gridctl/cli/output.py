@@ -28,6 +28,7 @@ _SGR = {
         "warn",
         "frozen",
         "cordoned",
+        "quarantined",
         "running",
         "suspect",
     },

@@ -15,6 +15,8 @@ from gridctl.model.runs import ENDS, Incident, Run
 
 
 def _state(node: Node) -> str:
+    if not node.asked:
+        return "unknown"
     if not node.reachable or node.status is None:
         return "unreachable"
     if node.status.quarantined:
@@ -24,7 +26,7 @@ def _state(node: Node) -> str:
 
 def _why(node: Node) -> str:
     if not node.reachable:
-        return node.error
+        return node.error or "not asked yet"
     return node.status.cordon_reason if node.status else ""
 
 
@@ -69,6 +71,7 @@ SPARES = (
     Column("rack", lambda s: s.rack),
     Column("gpus", lambda s: s.gpus),
     Column("session", lambda s: s.session),
+    Column("why", lambda s: s.why),
 )
 
 
@@ -78,6 +81,7 @@ def fleet(context: typer.Context, output: Output = Format.table, watch: Watch = 
 
     def fetch() -> dict[str, Any]:
         nodes = console.controller.view("nodes", Node)
+        told = [node.status for node in nodes if node.status]
         running = [run for run in console.controller.view("runs", Run) if run.state not in ENDS]
         return {
             **console.controller.health(),
@@ -92,7 +96,9 @@ def fleet(context: typer.Context, output: Output = Format.table, watch: Watch = 
                 i.id for i in console.controller.view("incidents", Incident) if i.state == "open"
             ],
             "runs_not_ended": [run.id for run in running],
-            "frozen": sorted({scope for node in nodes if node.status for scope in node.status.frozen}),
+            "lease_holders": sorted({status.lease_holder for status in told if status.lease_holder}),
+            "frozen": sorted({scope for status in told for scope in status.frozen}),
+            "frozen_by": sorted({f"{scope}: {by}" for s in told for scope, by in s.frozen_by.items()}),
         }
 
     read(fetch, _fleet_page, output, watch)

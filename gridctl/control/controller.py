@@ -14,27 +14,29 @@ import msgspec
 from gridagent.wire import FreezeRequest
 from gridctl.control.cordons import uncordon
 from gridctl.control.driver import Driver
+from gridctl.control.followers import Followers
+from gridctl.control.freezes import relay
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
 from gridctl.control.planner import make_plan
-from gridctl.control.sentinel import REREAD_RECORDS, Sentinel, close_incident
+from gridctl.control.poll import POLL_S, Poll
+from gridctl.control.sentinel import Sentinel, close_incident
 from gridctl.control.settings import load_fleet, load_policy
 from gridctl.control.steplog import StepLog
 from gridctl.control.trustee import Trustee
+from gridctl.control.turns import turn_for_ever
 from gridctl.errors import ConfigError, GridctlError, Refused
 from gridctl.home import Home
 from gridctl.model.findings import Decision
 from gridctl.model.fleet import Node
 from gridctl.model.plans import DryCall, Gate, Plan, Request
 from gridctl.model.runs import ENDS, Incident, Run
-from gridctl.ports.agents import AgentError, Agents, follow
+from gridctl.ports.agents import Agents
 from gridctl.runbook import gates, preflight
 from gridctl.runbook.dry import dry_run
 from gridctl.runbook.engine import committed, cutting
 from gridctl.runbook.events import BackAsked, Event, Halted, Started
 from gridctl.runbook.selection import refuse_if_fatal
-
-POLL_S = 2.0
 
 log = logging.getLogger("gridctl.control")
 
@@ -54,14 +56,13 @@ class Controller:
         self.lease = FleetLease(self.agents, holder, lambda: self.urls, self._lease_lost)
         self.steps = StepLog()
         self.sentinel = Sentinel(self.ledger, self.steps, self._propose)
-        self.nodes: dict[str, Node] = {}
-        self.followed: dict[str, int] = {}  #: node -> seq of the last record of its stream that was taken
+        self.poll = Poll(self.agents)
+        self.followers = Followers(self.agents, self.sentinel.feed)
         self._files = _stamps(home)
         self._misread = ""  #: what is wrong with the files since they were read
         self._drivers: dict[str, Driver] = {}
         self._runs: dict[str, asyncio.Task[None]] = {}
-        self._followers: dict[str, asyncio.Task[None]] = {}
-        self._poll: asyncio.Task[None] | None = None
+        self._turning: asyncio.Task[None] | None = None
         self._applying = asyncio.Lock()
 
     def _check_peer(self, url: str, tls: Any) -> None:
@@ -73,21 +74,43 @@ class Controller:
     def urls(self) -> dict[str, str]:
         return {node.name: node.url for node in self.fleet.node}
 
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """Every node of the fleet as the last poll found it."""
+        return self.poll.nodes
+
     async def start(self) -> None:
-        """Asks all nodes once and begins to follow them."""
+        """Begins to ask the nodes and to follow those that answer; waits for the first answers."""
         for run, (plan, _) in self.ledger.runs.items():
             known = self.ledger.plans[plan]
             self.sentinel.expect(known.handover, known.incident, run)
-        await self._turn()
-        self._poll = asyncio.create_task(self._poll_for_ever())
+        self.poll.keep(self.fleet.node)
+        await self.poll.first()
+        parts = (
+            ("following the nodes", self._follow),
+            ("tending the fleet's trust", self._tend_trust),
+            ("passing a freeze on", self._relay_missed),
+            ("watching the time", self._let_time_pass),
+        )
+        self._turning = asyncio.create_task(turn_for_ever(parts, POLL_S))
+
+    async def until(self, stop: asyncio.Event) -> None:
+        """Returns once `stop` is set. Raises `GridctlError` if the controller's own loop ends before that."""
+        assert self._turning is not None
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait([stopped, self._turning], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not stop.is_set():
+            raise GridctlError(f"the controller's loop has ended, please report it: {self._turning!r}")
 
     async def close(self) -> None:
         """Lets go of everything. Runs in hand stay as they are in the journal: interrupted."""
-        tasks = [*self._runs.values(), *self._followers.values()]
-        tasks += [self._poll] if self._poll else []
+        tasks = [*self._runs.values(), *([self._turning] if self._turning else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.poll.close()
+        await self.followers.close()
         await self.sentinel.close()
         await self.agents.close()
         self.ledger.close()
@@ -96,91 +119,52 @@ class Controller:
     # What is out there
 
     async def look(self, names: set[str]) -> Mapping[str, Node]:
-        """Asks these nodes (all, if the set is empty) and returns them as they are now."""
-        wanted = [node for node in self.fleet.node if not names or node.name in names]
-        found = await asyncio.gather(*(self._ask(node.name, node.url, node.rack) for node in wanted))
-        self.nodes.update({node.name: node for node in found})
-        return {node.name: node for node in found}
+        """Asks these nodes and returns them as they are now."""
+        return await self.poll.look(names)
 
-    async def _ask(self, name: str, url: str, rack: str) -> Node:
-        known = self.nodes.get(name)
-        asked_unix_s = time.time()
-        try:
-            status = await self.agents.status(url)
-        except AgentError as error:
-            silent = msgspec.structs.replace(known, reachable=False) if known else Node(name=name, url=url)
-            return msgspec.structs.replace(silent, url=url, rack=silent.rack or rack, error=str(error))
-        seen_unix_s = time.time()
-        if status.node != name:
-            error_text = f"{url} is the agent of {status.node}, not of {name}: correct fleet.toml"
-            return Node(name=name, url=url, rack=rack, error=error_text)
-        return Node(
-            name=name,
-            url=url,
-            rack=status.rack or rack,
-            reachable=True,
-            seen_unix_s=seen_unix_s,
-            skew_s=status.now_unix_s - (asked_unix_s + seen_unix_s) / 2,
-            status=status,
-        )
+    async def survey(self, names: set[str]) -> Mapping[str, Node]:
+        """All nodes; those that ever answered and `names` were asked just now."""
+        return await self.poll.survey(names)
 
-    async def _poll_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            try:
-                await self._turn()
-            except (Refused, ConfigError) as error:
-                log.warning("%s", error)
+    def refresh(self) -> None:
+        """Takes up at once what changed in the home's files, e.g. a node that was enrolled a moment ago.
 
-    async def refresh(self) -> None:
-        """Takes up at once what changed in the home's files, e.g. a node that was enrolled a moment ago."""
+        Waits for nobody: such a node is asked, and known to be not asked yet until then.
+        """
         self._reread_files()
-        if new := set(self.urls) - set(self.nodes):
-            await self.look(new)
+        self.poll.keep(self.fleet.node)
 
-    async def _turn(self) -> None:
-        self._reread_files()
-        await self.look(set())
+    async def _follow(self) -> None:
+        self.refresh()
         self.sentinel.nodes_changed(self.nodes.values())
-        for name, node in self.nodes.items():
-            if node.status and name not in self._followers:
-                after = max(0, node.status.stream_seq - REREAD_RECORDS)
-                self._followers[name] = asyncio.create_task(self._follow(name, node.url, after))
-        await self.trustee.turn(self.agents, self.nodes.values(), read_only=self.read_only)
-        await self._relay_missed()
+        self.followers.keep(self.nodes)
+
+    async def _tend_trust(self) -> None:
+        await self.trustee.turn(self.agents, list(self.nodes.values()), read_only=self.read_only)
+
+    async def _let_time_pass(self) -> None:
+        self.ledger.settle()
         self.sentinel.tick()
         for incident in self.ledger.incidents.forgotten(time.time(), self.ledger.plans):
             close_incident(self.ledger, incident.id, "no plan of it was applied, and all have expired")
 
     def _reread_files(self) -> None:
-        """Nodes that were enrolled since, another policy, a renewed certificate."""
+        """Nodes that were enrolled since, another policy, a renewed certificate; unreadable ones again and
+        again."""
         stamps = _stamps(self.home)
         if stamps == self._files:
             return
-        self._files = stamps
+        before, self._misread = self._misread, ""
         try:
             self.fleet, self.policy = load_fleet(self.home), load_policy(self.home)
+            self.trustee.reload()
         except ConfigError as error:
             self._misread = str(error)
-            log.warning("%s; what was read before stays in force", error)
-            return
-        self._misread = ""
-        for name in set(self.nodes) - set(self.urls):
-            del self.nodes[name]
-            if follower := self._followers.pop(name, None):
-                follower.cancel()
-        self.trustee.reload()
-
-    async def _follow(self, name: str, url: str, after: int) -> None:
-        async for record in follow(self.agents, url, after):
-            try:
-                # The connection says who speaks, not the record.
-                self.sentinel.feed(msgspec.structs.replace(record, node=name))
-            except Refused as error:
-                log.warning("what %s tells is not written down: %s", name, error)
-            except Exception:
-                log.exception("a record of %s was not understood", name)
-            self.followed[name] = record.seq
+        except OSError as error:  # half of a new pair, perhaps
+            self._misread = f"{self.home.trust / 'operator.crt'} and its key: {error}"
+        self._files = [] if self._misread else stamps
+        if self._misread not in ("", before):
+            log.warning("%s; what was read before stays in force", self._misread)
 
     # ----------------------------------------------------------------------------------------------
     # Plans and runs
@@ -249,14 +233,18 @@ class Controller:
         self._may_act()
         gates.check_meant(scope, gate)
         what = "freeze" if frozen else "thaw"
-        # A stop must also work with a full disk; to set going again needs the journal.
-        with contextlib.suppress(*([Refused] if frozen else [])):
-            self.ledger.append(
-                "audit", {"what": what, "scope": scope, "who": gate.who, "reason": gate.reason}
-            )
+        said = {"what": what, "scope": scope, "who": gate.who, "reason": gate.reason}
+        if frozen:
+            self.ledger.stop(said)
+        else:  # to set going again needs the journal
+            self.ledger.append("audit", said)
         request = FreezeRequest(scope=scope, frozen=frozen, who=gate.who, reason=gate.reason)
         answers = await self._relay(request, self.urls)
-        self._note_missed(scope, {answer["node"] for answer in answers if answer["answer"] != "ok"})
+        missed = {answer["node"] for answer in answers if answer["answer"] != "ok"}
+        try:
+            self._note_missed(scope, missed)
+        except Refused:  # for as long as this process lives
+            self.ledger.missed[scope] = missed
         return answers
 
     # ----------------------------------------------------------------------------------------------
@@ -401,14 +389,7 @@ class Controller:
                 self.ledger.append("note", {"incident": incident.id, "code": error.code, "text": text})
 
     async def _relay(self, request: FreezeRequest, urls: Mapping[str, str]) -> list[dict[str, str]]:
-        async def one(name: str, url: str) -> dict[str, str]:
-            try:
-                await self.agents.freeze(url, request)
-            except AgentError as error:
-                return {"node": name, "answer": str(error)}
-            return {"node": name, "answer": "ok"}
-
-        return list(await asyncio.gather(*(one(name, url) for name, url in urls.items())))
+        return await relay(self.agents, request, urls)
 
     def _note_missed(self, scope: str, missed: set[str]) -> None:
         if missed or self.ledger.missed.get(scope):

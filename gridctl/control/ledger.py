@@ -27,6 +27,7 @@ class Ledger:
         self.driven: set[str] = set()  #: runs that this process has in hand
         self.incidents = Incidents()
         self.freezes: dict[str, dict[str, Any]] = {}  #: scope -> the newest freeze or thaw of it
+        self.owed: list[dict[str, Any]] = []  #: freezes that are in force and could not be written yet
         self.missed: dict[str, set[str]] = {}  #: scope -> nodes that this has not reached yet
         self.said: set[tuple[Any, ...]] = set()  #: what was journaled of the stream: never twice
         self._news = asyncio.Event()
@@ -50,6 +51,24 @@ class Ledger:
 
     def append(self, kind: str, data: dict[str, Any]) -> Record:
         """Writes one record to the disk. Raises `Refused`: disk-full or journal; nothing may follow then."""
+        self.settle()
+        return self._write(kind, data)
+
+    def stop(self, freeze: dict[str, Any]) -> None:
+        """Writes down a freeze. One that cannot be written is in force all the same, and owed."""
+        try:
+            self.append("audit", freeze)
+        except Refused:
+            self.owed.append(freeze)
+            self.freezes[freeze["scope"]] = freeze
+
+    def settle(self) -> None:
+        """Writes what is owed; nothing else is written before. Raises `Refused`."""
+        while self.owed:
+            self._write("audit", self.owed[0])
+            del self.owed[0]
+
+    def _write(self, kind: str, data: dict[str, Any]) -> Record:
         try:
             record = self._journal.append(kind, self._actor, data)
         except JournalFull as error:

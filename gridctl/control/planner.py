@@ -29,8 +29,8 @@ class World(Protocol):
     lease: FleetLease
     policy: Policy
 
-    async def look(self, names: set[str]) -> Mapping[str, Node]:
-        """The nodes of these names, asked just now; all with an empty set."""
+    async def survey(self, names: set[str]) -> Mapping[str, Node]:
+        """All nodes; those that ever answered and `names` were asked just now."""
         ...
 
 
@@ -40,7 +40,7 @@ async def make_plan(world: World, request: Request) -> Plan:
         raise Refused("bad-request", f"there is no runbook {request.runbook}: this version has hot-swap")
     if request.incident:
         world.ledger.incident(request.incident)
-    nodes = await world.look(set())
+    nodes = await world.survey({request.node, request.to})
     selection = select(request, nodes, world.policy)
     plan_id, handover = f"p-{secrets.token_hex(4)}", f"h-{secrets.token_hex(6)}"
     known = world.ledger.incidents.open_for(request.node, selection.job.name)

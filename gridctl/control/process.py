@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -33,6 +34,8 @@ def serve(home: Home, *, read_only: bool, listen: str) -> None:
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files_max, files_max))  # every node takes two
     home.make_state()
     lock = _lock(home, patience_s=LOCK_S)
     os.chdir(home.state)  # the folder where it was started may be unmounted
@@ -69,7 +72,7 @@ async def _serve(home: Home, read_only: bool, listen: str) -> None:
         finally:
             os.umask(before)
         logging.getLogger("gridctl.control").info("controller %s serves %s", os.getpid(), home.socket)
-        await stop.wait()
+        await controller.until(stop)
     finally:
         with contextlib.suppress(FileNotFoundError):
             home.socket.unlink()
@@ -159,8 +162,9 @@ def _lock(home: Home, patience_s: float = 0.0) -> int:
                 continue
             os.close(fd)
             raise GridctlError(f"another controller works in {home.state}: a home has one") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # the lock holds without the number, also on a full disk
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 

@@ -17,10 +17,6 @@ from gridctl.model.findings import SEVERITIES, Decision, Finding, Output, Verdic
 from gridctl.model.fleet import Node
 from gridctl.model.runs import Incident
 
-#: After a restart so many records of each node are read again: detection gets its memory back, and what
-#: was journaled before is not journaled again.
-REREAD_RECORDS = 20_000
-
 
 class Sentinel:
     """Turns stream records into journal records. `propose` is called for a decision to swap."""

@@ -77,15 +77,16 @@ class Service:
                 "fence": controller.lease.fence,
                 "since_unix_s": self._since_unix_s,
                 "journal_seq": controller.ledger.seq,
+                "journal_owed": [freeze["scope"] for freeze in controller.ledger.owed],
                 "nodes_reachable": reachable,
-                "followed": controller.followed,
+                "followed": controller.followers.seqs,
                 "runs_in_hand": sorted(controller.ledger.driven),
             }
         )
 
     async def _view(self, request: web.Request) -> web.StreamResponse:
         controller, ledger = self._controller, self._controller.ledger
-        await controller.refresh()
+        controller.refresh()
         nodes = [controller.nodes[name] for name in sorted(controller.nodes)]
         views: dict[str, Callable[[], Any]] = {
             "nodes": lambda: nodes,

@@ -19,6 +19,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     skew_s: float = 0.0  #: the node's clock minus the controller's, less half of the round trip
     status: NodeStatus | None = None  #: the last answer, kept when the node falls silent
 
+    @property
+    def asked(self) -> bool:
+        """Whether it was asked at all since the controller knows of it."""
+        return self.reachable or bool(self.error)
+
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """A rank of a job, and the process that holds it."""
@@ -48,12 +53,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     state: str  #: training, finished, incomplete (a rank is missing, lost or unknown)
 
 
+#: States of a spare that waits: with the last two it takes no rank until its node is open again.
+WAITING = ("parked", "cordoned", "quarantined")
+
+
 class Spare(msgspec.Struct, frozen=True, kw_only=True):
     """A parked process that can take a rank."""
 
     node: str
     session: str
-    state: str  #: parked, specialising, warm, taken, lost, unknown
+    state: str  #: one of `WAITING`, specialising, warm, taken, lost, unknown
+    why: str = ""  #: who cordoned its node and why, or why it is unknown
     rack: str = ""
     gpus: list[int] = []
     facts: dict[str, str] = {}
@@ -136,11 +146,17 @@ def _job(name: str, world_size: int, held: dict[int, Rank]) -> Job:
 
 
 def _spare(node: Node, spare: SpareStatus) -> Spare:
-    state = spare.state if spare.connected else "lost"
+    state, why = spare.state if spare.connected else "lost", ""
+    if not node.reachable:
+        state, why = "unknown", f"{node.name} does not answer"
+    elif state == "parked" and node.status and (node.status.quarantined or node.status.cordoned):
+        state = "quarantined" if node.status.quarantined else "cordoned"
+        why = f"by {node.status.cordon_owner or 'somebody'}: {node.status.cordon_reason or 'no reason given'}"
     return Spare(
         node=node.name,
         session=spare.session,
-        state=state if node.reachable else "unknown",
+        state=state,
+        why=why,
         rack=node.status.rack if node.status else node.rack,
         gpus=spare.gpus,
         facts=spare.facts,

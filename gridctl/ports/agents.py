@@ -1,6 +1,5 @@
 """The nodes' agents, over HTTPS with client certificates (docs/architecture.md, "Contracts")."""
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from gridagent.wire import (
+    FreezeReply,
     FreezeRequest,
     LaunchSpec,
     LeaseReply,
@@ -32,7 +32,6 @@ CONNECT_S = 3.0
 READ_S = 10.0
 #: An agent that has nothing to say sends a beat more often than this; silence means a dead connection.
 STREAM_SILENCE_S = 60.0
-BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class AgentError(GridctlError):
@@ -67,7 +66,7 @@ class Agents:
         self._client = httpx.AsyncClient(
             verify=context,
             trust_env=False,
-            limits=httpx.Limits(max_keepalive_connections=64, keepalive_expiry=30.0),
+            limits=httpx.Limits(keepalive_expiry=30.0),  # one to every node that answers
             timeout=_timeout(READ_S),
         )
 
@@ -87,8 +86,8 @@ class Agents:
         """Gives the agent a revocation list; it refuses one that is older than its own."""
         await self._call("PUT", f"{url}/v1/crl", dict[str, Any], content=pem)
 
-    async def freeze(self, url: str, request: FreezeRequest) -> None:
-        await self._call("POST", f"{url}/v1/freeze", dict[str, Any], body=request)
+    async def freeze(self, url: str, request: FreezeRequest) -> FreezeReply:
+        return await self._call("POST", f"{url}/v1/freeze", FreezeReply, body=request)
 
     async def operate(self, url: str, request: OpRequest) -> OpStatus:
         """Starts the operation, or joins the one with this id; returns when it has ended."""
@@ -149,28 +148,6 @@ class Agents:
             return msgspec.json.decode(response.content, type=answer)
         except msgspec.MsgspecError as error:
             raise AgentRefused("version-skew", f"{url} answered something else: {error}") from error
-
-
-async def follow(
-    agents: Agents,
-    url: str,
-    after: int,
-    on_error: Callable[[AgentError], None] = lambda error: None,
-) -> AsyncIterator[StreamRecord]:
-    """The stream of an agent for ever: reconnects with growing pauses, resumes after the last seq,
-    yields no record twice."""
-    failures = 0
-    while True:
-        try:
-            async for record in agents.stream(url, after):
-                failures = 0
-                if record.seq > after:
-                    after = record.seq
-                    yield record
-        except AgentError as error:
-            on_error(error)
-        await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
-        failures += 1
 
 
 def _tls(response: "httpx.Response") -> Any:

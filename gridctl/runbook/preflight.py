@@ -42,7 +42,8 @@ def of_node(node: Node, job: str, policy: Policy) -> Iterator[Blocker]:
         )
     if scope := next((scope for scope in status.frozen if scope in ("fleet", job)), ""):
         what = "the fleet" if scope == "fleet" else f"job {scope}"
-        yield fatal("frozen", f"{what} is frozen on {node.name}: `gridctl thaw` when the reason is gone")
+        by = f" by {who}" if (who := status.frozen_by.get(scope)) else ""  # an older agent does not say
+        yield fatal("frozen", f"{what} is frozen on {node.name}{by}: `gridctl thaw` when the reason is gone")
     if policy.require_attestation and status.attestation != "attested":
         yield fatal(
             "not-attested",

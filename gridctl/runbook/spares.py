@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from gridagent.wire import Blocker
 from gridctl.assess.spares import Candidate, rank
-from gridctl.model.fleet import Node, Rank, Spare, several, spares
+from gridctl.model.fleet import WAITING, Node, Rank, Spare, several, spares
 from gridctl.model.policy import Policy
 from gridctl.runbook.preflight import fatal, of_node, of_spare
 
@@ -16,7 +16,7 @@ def choose(
 
     All on one node where that is possible, then in the order of `gridctl.assess.spares`, then by name.
     """
-    parked = [s for s in spares(nodes.values()) if s.state == "parked" and to in ("", s.node)]
+    parked = [s for s in spares(nodes.values()) if s.state in WAITING and to in ("", s.node)]
     if not parked:
         return [], [_none(nodes, to)]
     objections: dict[str, list[Blocker]] = {

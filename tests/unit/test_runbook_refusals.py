@@ -8,7 +8,7 @@ from runbook_world import NOW, fleet, launch, plan_for, rank, report, spare
 
 from gridagent.wire import Blocker, SessionReport
 from gridctl.errors import Refused
-from gridctl.model.fleet import Node
+from gridctl.model.fleet import Node, spares
 from gridctl.model.plans import Gate, Plan, Request
 from gridctl.model.policy import Policy
 from gridctl.model.refusals import MEANINGS
@@ -53,7 +53,12 @@ def skewed(nodes: dict[str, Node], name: str, skew_s: float) -> dict[str, Node]:
         ),
         (fleet(n4={"serial": "SN2"}), {}, "same-host", "both say chassis serial SN2"),
         (fleet(n4={"frozen": ["fleet"]}), {}, "frozen", "the fleet is frozen on n4"),
-        (fleet(n1={"frozen": ["lm"]}), {}, "frozen", "job lm is frozen on n1"),
+        (
+            fleet(n1={"frozen": ["lm"], "frozen_by": {"lm": "bob (smoke)"}}),
+            {},
+            "frozen",
+            "job lm is frozen on n1 by bob (smoke): `gridctl thaw`",
+        ),
         (fleet(n4={"wire": 99}), {}, "version-skew", "speaks version 99 of the messages, this controller 1"),
         (fleet(), {"require_attestation": True}, "not-attested", "n2 is not_attested"),
         (blind(fleet(), "n2"), {}, "node-unreachable", "unknown, which is not the same as failed"),
@@ -80,6 +85,29 @@ def test_a_blind_spare_is_not_called_missing() -> None:
     found = refused(blind(fleet(), "n4"))
     assert found.code == "no-spare"
     assert "n4 could not be asked" in found.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "why"),
+    [
+        ({}, "parked", ""),
+        (
+            {"cordoned": True, "cordon_owner": "gridctl", "cordon_reason": "r-1"},
+            "cordoned",
+            "by gridctl: r-1",
+        ),
+        ({"cordoned": True, "quarantined": True}, "quarantined", "by somebody: no reason given"),
+        ({"cordoned": True, "spares": [spare(state="warm")]}, "warm", ""),
+        ({"cordoned": True, "spares": [spare(connected=False)]}, "lost", ""),
+    ],
+)
+def test_a_spare_that_takes_no_rank_is_not_shown_as_parked(
+    changes: dict[str, Any], state: str, why: str
+) -> None:
+    (found,) = spares(fleet(n4=changes).values())
+    assert (found.state, found.why) == (state, why)
+    (silent,) = spares(blind(fleet(n4=changes), "n4").values())
+    assert (silent.state, silent.why) == ("unknown", "n4 does not answer")
 
 
 def test_all_ranks_on_the_node_leave_no_survivor() -> None:

@@ -1,0 +1,117 @@
+"""A stop always works: with a full disk, without a controller, and across two operators' homes."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import data, gridctl
+from swap_fleet import SwapFleet, swap_fleet, wait_for
+
+from gridagent.journal import read
+from gridctl.cli.exits import Exit
+from gridctl.errors import Unanswered
+from gridctl.home import Home
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[SwapFleet]:
+    with swap_fleet() as made:
+        made.nodes("n1", "n2")
+        yield made
+
+
+@contextlib.contextmanager
+def home_in(fleet: SwapFleet, root: Path) -> Iterator[Home]:
+    """Another operator's home of the same fleet; its controller, if one came up, is ended."""
+    home = Home.at(root)
+    root.mkdir(exist_ok=True)
+    (root / "trust").symlink_to(fleet.home.trust)
+    home.fleet_file.write_text(fleet.home.fleet_file.read_text())
+    try:
+        yield home
+    finally:
+        with contextlib.suppress(Unanswered, ValueError, OSError):
+            os.kill(int(home.lock.read_text()), signal.SIGKILL)
+        for agent in fleet.agents.values():
+            if agent.process and agent.process.poll() is not None:
+                agent.start()
+            agent.client().post("/v1/freeze", {"scope": "fleet", "frozen": False, "who": "t", "reason": "t"})
+
+
+@pytest.fixture
+def small(fleet: SwapFleet) -> Iterator[Path]:
+    """A folder on a disk of its own that is soon full."""
+    root = fleet.root / "small"
+    root.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(root)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        root.rmdir()
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield root
+    finally:
+        subprocess.run(["umount", "--lazy", str(root)], check=True)
+        root.rmdir()
+
+
+def fill(folder: Path) -> None:
+    with (folder / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(b"x" * 512)
+
+
+def frozen(fleet: SwapFleet) -> list[dict[str, str]]:
+    return [agent.client().status().frozen_by for agent in fleet.agents.values()]
+
+
+REASON = ("--yes", "--reason", "smoke")
+
+
+def test_where_no_controller_can_start_the_freeze_goes_straight_to_the_agents(fleet: SwapFleet) -> None:
+    with home_in(fleet, fleet.root / "broken") as home:
+        home.journal.write_text("no folder")
+        done = gridctl(home.config, "freeze", *REASON, "-o", "json")
+        assert json.loads(done.stdout) == [{"node": "n1", "answer": "ok"}, {"node": "n2", "answer": "ok"}]
+        assert "is in no journal" in done.stderr
+        assert "fleet: frozen" in done.stderr
+        assert [by["fleet"].endswith("(smoke)") for by in frozen(fleet)] == [True, True]
+        done = gridctl(home.config, "thaw", *REASON, expect=Exit.UNKNOWN)
+        assert all("fleet" in by for by in frozen(fleet)), "to set going again needs a controller"
+        fleet.agents["n2"].end()
+        done = gridctl(home.config, "freeze", *REASON, expect=Exit.UNKNOWN)
+        assert "NOT, or not for good, on n2: freeze again once they answer" in done.stderr
+        fleet.agents["n2"].start()
+
+
+def test_a_full_disk_and_no_controller(fleet: SwapFleet, small: Path) -> None:
+    with home_in(fleet, small) as home:
+        fill(small)
+        done = gridctl(home.config, "freeze", *REASON)
+        assert "is in no journal" in done.stderr
+        assert all("fleet" in by for by in frozen(fleet))
+
+
+def test_a_full_disk_and_a_controller_that_passes_the_freeze_on(fleet: SwapFleet, small: Path) -> None:
+    with home_in(fleet, small) as home:
+        gridctl(home.config, "fleet")
+        fill(small)
+        fleet.agents["n2"].end()
+        long = "longer than what is left of a block " * 120 + "disk"
+        done = gridctl(home.config, "freeze", "--yes", "--reason", long, expect=Exit.UNKNOWN)
+        assert "the journal cannot be written now" in done.stderr
+        assert "on n2: it is passed on once they answer" in done.stderr
+        assert data(home.config, "fleet")["journal_owed"] == ["fleet"]
+        fleet.agents["n2"].start()
+        wait_for("the freeze is passed on", lambda: all("fleet" in by for by in frozen(fleet)))
+        (small / "ballast").unlink()
+        wait_for("it is written", lambda: data(home.config, "fleet")["journal_owed"] == [])
+        written = [(r.data["what"], r.data.get("reason")) for r in read(home.journal) if r.kind == "audit"]
+        assert written[0] == ("freeze", long)
+        gridctl(home.config, "thaw", *REASON)
+        assert frozen(fleet) == [{}, {}]
