@@ -50,6 +50,7 @@ def _root(
 def _tree() -> None:
     root.command()(trust.init)
     root.command()(trust.enroll)
+    root.command()(trust.grant)
     root.command()(trust.revoke)
     root.command()(views.fleet)
     root.command()(views.nodes)

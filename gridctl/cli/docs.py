@@ -37,7 +37,7 @@ Made by `python -m gridctl.cli.docs`; do not edit.
 | `GRIDCTL_DEMO` | set by `gridctl demo` for what it starts, so that it finds and ends all of it |
 | `GRIDAGENT_HOME` | the agent's home, in place of `--home` |
 | `GRIDAGENT_CUDA_INNER` | `gloo`: CUDA tensors go through gloo, not nccl |
-| `GRIDAGENT_DAMAGE` | a drill: a training process spoils what it hands over, if its agent runs with `--allow-damage` |
+| `GRIDAGENT_DAMAGE` | a drill: a process spoils what it hands over, if its agent has `--allow-damage` |
 
 ## gridagent
 

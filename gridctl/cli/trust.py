@@ -1,12 +1,15 @@
-"""`gridctl init`, `gridctl enroll` and `gridctl revoke`: whom the fleet trusts."""
+"""`gridctl init`, `enroll`, `grant` and `revoke`: whom the fleet trusts."""
 
 import getpass
 import json
 import os
+import stat
 import sys
+import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +18,29 @@ import typer
 
 from gridctl.cli import complete
 from gridctl.cli.console import Console, Reason, Yes
-from gridctl.cli.gate import consent
+from gridctl.cli.gate import consent, who
 from gridctl.cli.output import Column, Format, emit, say
 from gridctl.cli.page import Output, Page, present
 from gridctl.errors import GridctlError
+from gridctl.home import Home
 
 ENROLLED = tuple(Column(name, itemgetter(name)) for name in ("node", "url", "token"))
+
+
+class Role(StrEnum):
+    """What a person's certificate allows."""
+
+    operator = "operator"
+    viewer = "viewer"
+
+
+PassphraseFile = Annotated[
+    str,
+    typer.Option(
+        help="Where no keyring runs: a file, or - for stdin, whose first line is the passphrase.",
+        show_default=False,
+    ),
+]
 
 
 @contextmanager
@@ -39,6 +59,7 @@ def init(
     renew_issuer: Annotated[
         bool, typer.Option("--renew-issuer", help="Replace the issuer of this fleet before its 90 days end.")
     ] = False,
+    passphrase_file: PassphraseFile = "",
 ) -> None:
     """Make a fleet: a private CA and your certificate.
 
@@ -48,15 +69,18 @@ def init(
     console = Console.of(context)
     console.may_act("make a fleet")
     home = console.home
-    ask = _ask if sys.stdin.isatty() else None
+    ask = _from_file(passphrase_file) if passphrase_file else _ask if sys.stdin.isatty() else None
     with _trust_errors():
         from gridctl.trust import Authority
 
         if renew_issuer:
-            Authority(home.trust).renew_issuer(ask)
+            authority = Authority(home.trust)
+            authority.renew_issuer(ask)
+            _note(home, "renew-issuer", authority.fleet)
             say(f"{home.trust}: the issuer is new")
             return
         made = Authority.init(home.trust, fleet, ask=ask, say=say)
+        _note(home, "init", made.fleet)
     if not home.fleet_file.exists():
         _write(home.fleet_file, f"[fleet]\nname = {_toml(made.fleet)}\n")
     say(f"fleet {made.fleet}: {home.trust}, {home.fleet_file}. Next: gridctl enroll NODE")
@@ -87,6 +111,7 @@ def enroll(
         from gridctl.trust import Authority
 
         token = Authority(console.home.trust).enroll(node, address, controller)
+        _note(console.home, "enroll", node)
     url = f"https://{token.listen}"
     if known.get(node, url) != url:
         say(f"{console.home.fleet_file} has {node} at {known[node]}; if that is wrong now, edit it")
@@ -99,6 +124,37 @@ def enroll(
     else:
         present(Page(data=found, columns=ENROLLED, items=[found]), output)
     say(f"On {node}: gridagent join TOKEN, then gridagent serve. The token works once, within an hour.")
+
+
+def grant(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The colleague's name; it stands in the certificate.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder, for the colleague to use as trust/.")],
+    role: Annotated[Role, typer.Option(help="What it allows: to act, or only to look.")] = Role.viewer,
+    days: Annotated[float, typer.Option(help="How long it is good for: 7 to 90.")] = 30.0,
+    yes: Yes = False,
+    reason: Reason = "",
+) -> None:
+    """Give a colleague a certificate: fills a folder with a key of his own.
+
+    Carry the folder over on a safe way and delete it here.
+    """
+    console = Console.of(context)
+    console.may_act("give a certificate")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise GridctlError(f"{folder} is there already: name a new folder")
+    agreed = consent(name, yes=yes, reason=reason)
+    with _trust_errors():
+        from gridctl.trust import Authority
+
+        serial = Authority(console.home.trust).write_identity(folder, role.value, name, days=days)
+        _note(console.home, "grant", f"{role}/{name}", agreed.who, agreed.reason, [serial])
+    say(
+        f"{folder}: {role} {name}, for {days:g} days. It becomes ~/.config/gridctl/trust of the colleague,"
+        f" beside a copy of {console.home.fleet_file}. Delete it here."
+        f" `gridctl revoke {role}/{name}` takes it back."
+    )
+    emit(f"{serial}\n")
 
 
 def revoke(
@@ -119,6 +175,7 @@ def revoke(
         from gridctl.trust import Authority
 
         serials = Authority(console.home.trust).revoke(target, cause)
+        _note(console.home, "revoke", target, agreed.who, f"{agreed.reason} ({cause})", serials)
     say(f"{len(serials)} newly revoked by {agreed.who}: {agreed.reason}")
     emit("".join(f"{serial}\n" for serial in serials))
 
@@ -128,6 +185,35 @@ def _ask(prompt: str) -> str:
         return getpass.getpass(prompt)
     except EOFError:
         raise GridctlError("the input ended before a passphrase: nothing was made") from None
+
+
+def _from_file(path: str) -> Callable[[str], str]:
+    """Answers every question with the first line of a file that nobody else can read."""
+    if path == "-":
+        passphrase = sys.stdin.readline()
+    else:
+        with open(path, encoding="utf-8") as file:
+            if stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode) and mode & 0o077:
+                raise GridctlError(f"others can read {path}: chmod 600 it, and think of another passphrase")
+            passphrase = file.readline()
+    return lambda prompt: passphrase.rstrip("\r\n")
+
+
+def _note(
+    home: Home, what: str, target: str, by: str = "", reason: str = "", serials: Sequence[str] = ()
+) -> None:
+    """Leaves what was done for the journal: the controller takes it from the trust folder."""
+    from gridctl.trust.acts import Act, note
+
+    act = Act(
+        what=what,
+        target=target,
+        who=by or who(),
+        reason=reason,
+        serials=list(serials),
+        t_unix_s=time.time(),
+    )
+    note(home.trust, act)
 
 
 def _toml(text: str) -> str:

@@ -48,7 +48,7 @@ class Controller:
         self.home = home
         self.fleet = load_fleet(home)
         self.policy = load_policy(home)
-        self.read_only = read_only or self.fleet.fleet.read_only
+        self._read_only = read_only or self.fleet.fleet.read_only
         self.trustee = Trustee(home.trust)
         self.agents = Agents(self.trustee.context, self._check_peer)
         holder = _holder(home)
@@ -73,6 +73,11 @@ class Controller:
     @property
     def urls(self) -> dict[str, str]:
         return {node.name: node.url for node in self.fleet.node}
+
+    @property
+    def read_only(self) -> str:
+        """Why this controller changes nothing; empty where it acts."""
+        return "it is read-only" if self._read_only else self.trustee.may_only_look
 
     @property
     def nodes(self) -> dict[str, Node]:
@@ -140,7 +145,10 @@ class Controller:
         self.followers.keep(self.nodes)
 
     async def _tend_trust(self) -> None:
-        await self.trustee.turn(self.agents, list(self.nodes.values()), read_only=self.read_only)
+        for act in self.trustee.acts():
+            if tuple(act["key"]) not in self.ledger.said:
+                self.ledger.append("audit", act)
+        await self.trustee.turn(self.agents, list(self.nodes.values()), read_only=bool(self.read_only))
 
     async def _let_time_pass(self) -> None:
         self.ledger.settle()
@@ -190,6 +198,7 @@ class Controller:
             gates.check_alone(plan.node, plan.job, self.ledger.all_runs())
             nodes = await self.look({member.node for member in plan.members})
             self._refuse_frozen(plan.job)
+            gates.check_unsteered(self.lease.holder, nodes.values())
             refuse_if_fatal(
                 [b for node in nodes.values() for b in preflight.of_node(node, plan.job, self.policy)]
             )
@@ -250,10 +259,8 @@ class Controller:
     # ----------------------------------------------------------------------------------------------
 
     def _may_act(self) -> None:
-        if self.read_only:
-            raise Refused(
-                "read-only", "this controller is read-only: it shows and plans, and changes nothing"
-            )
+        if why := self.read_only:
+            raise Refused("read-only", f"this controller changes nothing: {why}")
 
     def _refuse_unsound(self) -> None:
         """Nothing begins on files that cannot be read or on a journal that somebody changed."""
@@ -267,7 +274,8 @@ class Controller:
             if (freeze := self.ledger.freezes.get(scope)) and freeze["what"] == "freeze":
                 raise Refused(
                     "frozen",
-                    f"{scope} was frozen by {freeze['who']} ({freeze['reason']}): `gridctl thaw` ends that",
+                    f"{scope} was frozen by {freeze['who']} ({freeze['reason']}) from this home and not thawed"
+                    " from it: `gridctl thaw` ends that",
                 )
 
     async def take_lease(self, user: str) -> None:

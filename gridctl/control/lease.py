@@ -99,7 +99,8 @@ class FleetLease:
                 return Refused(
                     "fenced",
                     f"{reply.holder} acts on {node} with fence {reply.fence} and holds the lease for"
-                    f" {reply.left_s:.0f} s more: wait for its end, or act there",
+                    f" {reply.left_s:.0f} s more, or as long as it renews it: wait for the end of its run, or"
+                    " act there",
                 )
         silent = [node for node, reply in replies.items() if isinstance(reply, AgentError)]
         return Refused(

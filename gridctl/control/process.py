@@ -181,4 +181,4 @@ def _tail(home: Home, after: int) -> str:
         text = home.log.read_bytes()[after:][-TAIL_BYTES:].decode(errors="replace")
     except OSError as error:
         return str(error)
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text).strip()
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text).strip() or "nothing: full disk?"

@@ -3,13 +3,15 @@
 import hashlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gridctl.model.fleet import Node
 from gridctl.ports.agents import AgentRefused, Agents, AgentUnreachable
-from gridctl.trust import Authority, IdentityError, TrustError, client_context, peer_of
+from gridctl.trust import Authority, IdentityError, TrustError, acts, client_context, own_identity, peer_of
 
 TEND_S = 3600.0
 
@@ -33,6 +35,17 @@ class Trustee:
             raise AgentRefused("forbidden", str(error)) from None
         if peer.role != "node":
             raise AgentRefused("forbidden", f"{peer} answered, which is no node")
+
+    @property
+    def may_only_look(self) -> str:
+        """Why the nodes take no order from here; empty where they do."""
+        own = own_identity(self._trust)
+        return "" if own.role == "operator" else f"the certificate in {self._trust} is that of {own}"
+
+    def acts(self) -> Iterator[dict[str, Any]]:
+        """What was done with the fleet's trust, as audit records; each has a `key` of its own."""
+        for number, act in acts(self._trust):
+            yield {**msgspec.to_builtins(act), "key": ["trust", number, act.what, act.target, act.t_unix_s]}
 
     def reload(self) -> None:
         """New connections show the certificate that lies in the folder now."""

@@ -61,6 +61,22 @@ def check_fresh(plan: Plan, now_unix_s: float, nodes: Mapping[str, Node]) -> Non
         )
 
 
+def check_unsteered(holder: str, nodes: Iterable[Node]) -> None:
+    """Raises `Refused` while another controller than `holder` steers one of these nodes.
+
+    The lease would say so too, but later: what the other one changes makes a plan stale first.
+    """
+    for node in nodes:
+        status = node.status
+        if status and status.lease_left_s > 0 and status.lease_holder not in ("", holder):
+            raise Refused(
+                "fenced",
+                f"{status.lease_holder} acts on {node.name} with fence {status.fence} and holds the lease for"
+                f" {status.lease_left_s:.0f} s more, or as long as it renews it: wait for the end of its run,"
+                " or act there",
+            )
+
+
 def check_alone(node: str, job: str, runs: Iterable[Run]) -> None:
     """Raises `Refused` while another run touches the same node or job."""
     for run in runs:

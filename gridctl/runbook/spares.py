@@ -63,6 +63,11 @@ def _none(nodes: Mapping[str, Node], to: str) -> Blocker:
     silent = [node.name for node in nodes.values() if not node.reachable]
     where = f"on {to}" if to else "in the fleet"
     text = f"no spare is parked {where}: run `gridagent park` on a free node"
+    for spare in spares(nodes.values()):
+        if spare.state in ("specialising", "warm") and to in ("", spare.node):
+            status = nodes[spare.node].status
+            steers = f", {status.lease_holder} steers there" if status and status.lease_holder else ""
+            text += f"; the one on {spare.node} is {spare.state}{steers}"
     if silent:
         text += f"; {several(silent)} could not be asked"
     return fatal("no-spare", text)

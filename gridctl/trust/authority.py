@@ -145,10 +145,10 @@ class Authority:
         name: str,
         addresses: Sequence[str] = (),
         days: float = certificates.LEAF_DAYS,
-    ) -> None:
+    ) -> str:
         """Makes a key and fills a trust folder on this machine: a colleague's, or a demo's node's.
 
-        On the authority's own folder it replaces the local operator's pair.
+        On the authority's own folder it replaces the local operator's pair. Returns the serial.
         """
         key = certificates.new_key()
         with self._locked():
@@ -159,6 +159,7 @@ class Authority:
                 write_file(trust_dir / "crl.pem", self.crl_pem(), 0o644)
             file_name = "node" if role == "node" else "operator"
             identity.replace_pair(trust_dir, file_name, chain, certificates.key_pem(key))
+        return f"{x509.load_pem_x509_certificate(chain).serial_number:x}"
 
     def enroll(self, node: str, address: str = "", url: str = "") -> JoinToken:
         """A one-time token for `gridagent join`, good for an hour; print its `encode()`.

@@ -56,7 +56,7 @@ def store(folder: Path, ca: x509.Certificate, key: certificates.Key, ask: Ask | 
         if ask is None:
             raise TrustError(
                 f"{reason}, and there is no terminal to ask for a passphrase: start a keyring service"
-                " (Secret Service), or run this on a terminal"
+                " (Secret Service), run this on a terminal, or pass --passphrase-file FILE"
             ) from None
         path = folder / ENCRYPTED_FILE
         say(f"{reason}: the root key goes to an encrypted file instead, and only its passphrase opens it")
@@ -158,7 +158,9 @@ def _store_in_file(path: Path, ca: x509.Certificate, key: certificates.Key, ask:
 
 def _load_from_file(path: Path, ca: x509.Certificate, ask: Ask | None) -> bytes:
     if ask is None:
-        raise TrustError(f"{path} needs its passphrase, and there is no terminal to ask for it")
+        raise TrustError(
+            f"{path} needs its passphrase, and there is no terminal to ask: pass --passphrase-file FILE"
+        )
     try:
         document = json.loads(path.read_bytes())
         if (document["cipher"], *(document[name] for name in _SCRYPT)) != (

@@ -15,7 +15,9 @@ from agents import wait_for
 from command_line import OnTerminal, data, gridctl
 
 from gridagent.enrolment import JoinToken
+from gridagent.journal import read
 from gridctl.cli.exits import Exit
+from gridctl.trust.acts import acts
 
 PASSPHRASE = "correct horse battery"
 
@@ -44,6 +46,48 @@ def test_without_keyring_and_terminal_no_fleet_is_made(home: Path) -> None:
     done = gridctl(home, "init", "rome", expect=Exit.ERROR)
     assert "passphrase" in done.stderr
     assert list(home.iterdir()) == []
+
+
+def test_a_script_makes_a_fleet_and_renews_its_issuer(home: Path) -> None:
+    secret = home / "passphrase"
+    secret.write_text(f"{PASSPHRASE}\nanother line\n")
+    secret.chmod(0o644)
+    assert "chmod 600" in gridctl(home, "init", "--passphrase-file", str(secret), expect=Exit.ERROR).stderr
+    secret.chmod(0o600)
+    assert "No such file" in gridctl(home, "init", "--passphrase-file", "/nowhere", expect=Exit.ERROR).stderr
+    assert list(home.iterdir()) == [secret]
+    gridctl(home, "init", "rome", "--passphrase-file", str(secret))
+    issuer = (home / "trust/issuer.crt").read_bytes()
+    gridctl(home, "init", "--renew-issuer", "--passphrase-file", str(secret))
+    assert (home / "trust/issuer.crt").read_bytes() != issuer
+    secret.write_text("not the passphrase\n")
+    wrong = gridctl(home, "init", "--renew-issuer", "--passphrase-file", str(secret), expect=Exit.ERROR)
+    assert "wrong passphrase" in wrong.stderr
+    assert [act.what for _, act in acts(home / "trust")] == ["init", "renew-issuer"]
+
+
+def test_a_colleague_may_look_until_that_is_taken_back(home: Path) -> None:
+    make_fleet(home)
+    his = home / "his"
+    given = ["grant", "bob", str(his / "trust"), "--yes", "--reason", "on call"]
+    assert "7 to 90" in gridctl(home, *given, "--days", "1000", expect=Exit.ERROR).stderr
+    serial = gridctl(home, *given).stdout.strip()
+    assert "is there already" in gridctl(home, *given, expect=Exit.ERROR).stderr
+    assert (his / "trust/operator.key").stat().st_mode & 0o777 == 0o600
+    (his / "fleet.toml").write_text((home / "fleet.toml").read_text())
+    assert {check["what"]: check["state"] for check in data(his, "doctor")}["trust"] == "ok"
+    refused = gridctl(his, "freeze", "--yes", "--reason", "a try", expect=Exit.REFUSED)
+    assert "viewer bob" in refused.stderr
+    gridctl(his, "enroll", "n1", "--controller", "https://127.0.0.1:7000", expect=Exit.ERROR)
+    assert gridctl(home, "revoke", "viewer/bob", "--yes", "--reason", "he left").stdout.split() == [serial]
+    journal = home / "journal"
+    data(home, "nodes")
+    wait_for("the journal has both", lambda: len([r for r in read(journal) if "serials" in r.data]) == 2)
+    told = [(act.what, act.target, act.reason, act.serials) for _, act in acts(home / "trust")]
+    assert told[1:] == [
+        ("grant", "viewer/bob", "on call", [serial]),
+        ("revoke", "viewer/bob", "he left (unspecified)", [serial]),
+    ]
 
 
 def test_a_person_makes_a_fleet_and_adds_nodes(home: Path) -> None:
