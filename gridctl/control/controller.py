@@ -274,8 +274,8 @@ class Controller:
             if (freeze := self.ledger.freezes.get(scope)) and freeze["what"] == "freeze":
                 raise Refused(
                     "frozen",
-                    f"{scope} was frozen by {freeze['who']} ({freeze['reason']}) from this home and not thawed"
-                    " from it: `gridctl thaw` ends that",
+                    f"{scope} was frozen by {freeze['who']} ({freeze['reason']}) from this home, and not"
+                    " thawed from it: `gridctl thaw` ends that",
                 )
 
     async def take_lease(self, user: str) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from swap_fleet import SwapFleet, gate, parked, swap_fleet, training, wait_for
+from swap_fleet import SwapFleet, ended, gate, parked, swap_fleet, training, wait_for
 
 from gridagent.journal import verify
 from gridctl.control import ensure
 from gridctl.control.client import Client
 from gridctl.errors import GridctlError, Refused, Unanswered
 from gridctl.home import Home
-from gridctl.model.fleet import Node
+from gridctl.model.fleet import Node, Spare
 from gridctl.model.plans import Gate, Plan, Request
 from gridctl.model.refusals import MEANINGS
 
@@ -95,13 +95,21 @@ def test_frozen(fleet: SwapFleet, client: Client, plan: Plan) -> None:
     answers = client.freeze("fleet", YES)
     assert answers == [{"node": name, "answer": "ok"} for name in NAMES]
     try:
-        assert "the fleet is frozen" in refusal(lambda: client.plan(Request(node="n2"))).text
+        with home_of(fleet, fleet.root / "bob") as other:
+            text = refusal(lambda: other.plan(Request(node="n2"))).text
+            assert "the fleet is frozen on n2 by ann (a test)" in text, "the other operator is told by whom"
+            wait_for("it is shown too", lambda: frozen_by(other) == ["ann (a test)"] * len(NAMES))
         found = apply(client, plan)
         assert (found.code, "frozen by ann (a test)" in found.text) == ("frozen", True)
         assert fleet.agents["n3"].client().status().frozen == ["fleet"]
     finally:
         client.thaw("fleet", YES)
     assert fleet.agents["n3"].client().status().frozen == []
+
+
+def frozen_by(client: Client) -> list[str]:
+    nodes = client.view("nodes", Node)
+    return [node.status.frozen_by["fleet"] for node in nodes if node.status and node.status.frozen]
 
 
 def test_what_has_changed_since_the_plan(fleet: SwapFleet, client: Client, plan: Plan) -> None:
@@ -271,6 +279,33 @@ def test_one_controller_for_a_home(fleet: SwapFleet, client: Client) -> None:
     with pytest.raises(GridctlError, match="another controller works in"):
         main(fleet.home)
     assert client.health()["pid"] == fleet.controller_pid()
+
+
+def test_two_operators_at_once(fleet: SwapFleet, client: Client) -> None:
+    """The second is told who steers; the first one's run is held up so long by a spare that sleeps."""
+    (spare,) = fleet.agents["n4"].client().status().spares
+    with home_of(fleet, fleet.root / "second") as other:
+        theirs = other.plan(Request(node="n3", who="bob"))
+        ours = client.plan(Request(node="n2", who="ann"))
+        os.kill(spare.pid, signal.SIGSTOP)
+        try:
+            run = client.apply(ours.id, gate(ours))
+            holder = client.health()["holder"]
+            found = apply(other, theirs)
+            assert (found.code, f"{holder} acts on" in found.text) == ("fenced", True), found.text
+            assert "holds the lease for" in found.text
+            wait_for("the spare is asked", lambda: spare_state(other) == "specialising")
+            found = refusal(lambda: other.plan(Request(node="n3")))
+            assert f"the one on n4 is specialising, {holder} steers there" in found.text
+            client.abort(run.id, YES)
+        finally:
+            os.kill(spare.pid, signal.SIGCONT)
+        assert ended(client, run.id).state == "aborted"
+        assert other.health()["holder"] != holder
+
+
+def spare_state(client: Client) -> str:
+    return "".join(spare.state for spare in client.view("spares", Spare))
 
 
 def test_after_all_of_it_the_job_is_whole(fleet: SwapFleet, client: Client) -> None:
