@@ -68,7 +68,7 @@ def _set(
     present(listing(answers, REACHED, "the fleet has no nodes"), form)
     done = f"{scope}: {'frozen' if frozen else 'thawed'}"
     if missed := [answer["node"] for answer in answers if answer["answer"] != "ok"]:
-        say(f"{done}, but NOT, or not for good, on {several(missed)}: {later}")
+        say(f"{done}, but NOT on {several(missed)}, or not for good: {later}")
         raise typer.Exit(Exit.UNKNOWN)
     say(done)
 

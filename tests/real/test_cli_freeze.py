@@ -85,7 +85,7 @@ def test_where_no_controller_can_start_the_freeze_goes_straight_to_the_agents(fl
         assert all("fleet" in by for by in frozen(fleet)), "to set going again needs a controller"
         fleet.agents["n2"].end()
         done = gridctl(home.config, "freeze", *REASON, expect=Exit.UNKNOWN)
-        assert "NOT, or not for good, on n2: freeze again once they answer" in done.stderr
+        assert "NOT on n2, or not for good: freeze again once they answer" in done.stderr
         fleet.agents["n2"].start()
 
 
@@ -105,7 +105,7 @@ def test_a_full_disk_and_a_controller_that_passes_the_freeze_on(fleet: SwapFleet
         long = "longer than what is left of a block " * 120 + "disk"
         done = gridctl(home.config, "freeze", "--yes", "--reason", long, expect=Exit.UNKNOWN)
         assert "the journal cannot be written now" in done.stderr
-        assert "on n2: it is passed on once they answer" in done.stderr
+        assert "NOT on n2, or not for good: it is passed on once they answer" in done.stderr
         assert data(home.config, "fleet")["journal_owed"] == ["fleet"]
         fleet.agents["n2"].start()
         wait_for("the freeze is passed on", lambda: all("fleet" in by for by in frozen(fleet)))
