@@ -400,7 +400,7 @@ class Controller:
         return await relay(self.agents, request, urls)
 
     def _note_missed(self, scope: str, missed: set[str]) -> None:
-        if missed or self.ledger.missed.get(scope):
+        if missed != self.ledger.missed.get(scope, set()):
             self.ledger.append("audit", {"what": "relayed", "scope": scope, "missed": sorted(missed)})
 
     async def _relay_missed(self) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from agents import wait_for
 from command_line import COMMAND, OnTerminal, data, environment, gridctl
 from swap_fleet import SwapFleet, swap_fleet
 
+from gridagent import journal
 from gridctl.cli.exits import Exit
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\nok  all is well [/red] %s {}"
@@ -106,6 +108,33 @@ def test_a_freeze_that_misses_a_node_says_so_and_is_passed_on(fleet: SwapFleet) 
     assert "NOT on n2" in done.stderr
     agent.start()
     wait_for("the freeze is passed on", lambda: agent.client().status().frozen == ["fleet"])
+    gridctl(fleet.root, "thaw", "--yes", "--reason", "over")
+
+
+def test_a_freeze_that_an_agent_cannot_write_is_in_force_and_passed_on_until_it_is(fleet: SwapFleet) -> None:
+    agent = fleet.agents["n2"]
+    in_the_way = agent.home / "freeze.json" / "in the way"
+    (agent.home / "freeze.json").unlink(missing_ok=True)
+    in_the_way.mkdir(parents=True)
+    seen = len(list(journal.read(agent.home / "ops")))
+    written = len(list(journal.read(fleet.home.journal)))
+
+    def relayed() -> list[list[str]]:
+        records = list(journal.read(fleet.home.journal))[written:]
+        return [record.data["missed"] for record in records if record.data.get("what") == "relayed"]
+
+    def freezes() -> list[journal.Record]:
+        records = list(journal.read(agent.home / "ops"))[seen:]
+        return [record for record in records if record.data.get("event") == "freeze"]
+
+    done = gridctl(fleet.root, "freeze", "--yes", "--reason", "a test", "-o", "json", expect=Exit.UNKNOWN)
+    assert "NOT on n2, or not for good" in done.stderr
+    assert "a restart of this agent would undo it" in json.loads(done.stdout)[1]["answer"]
+    assert frozen(fleet) == [["fleet"], ["fleet"]]
+    wait_for("it is passed on again and again", lambda: len(freezes()) > 2)
+    assert relayed() == [["n2"]], "what is known already is not written down again"
+    shutil.rmtree(in_the_way.parent)
+    wait_for("the agent has written it", lambda: relayed() == [["n2"], []])
     gridctl(fleet.root, "thaw", "--yes", "--reason", "over")
 
 
