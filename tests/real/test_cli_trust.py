@@ -1,7 +1,10 @@
 """Making a fleet and adding nodes from the command line, where no keyring runs."""
 
 import contextlib
+import fcntl
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +32,11 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "no-bus-here"))
     yield folder
+    for lock in folder.rglob("controller.lock"):
+        with contextlib.suppress(ProcessLookupError, ValueError):
+            os.kill(int(lock.read_text()), signal.SIGTERM)
+        with lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # a controller holds it for as long as it lives
     shutil.rmtree(folder)
 
 
