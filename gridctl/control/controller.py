@@ -244,7 +244,7 @@ class Controller:
         what = "freeze" if frozen else "thaw"
         said = {"what": what, "scope": scope, "who": gate.who, "reason": gate.reason}
         if frozen:
-            self.ledger.stop(said)
+            self.ledger.insist(said)
         else:  # to set going again needs the journal
             self.ledger.append("audit", said)
         request = FreezeRequest(scope=scope, frozen=frozen, who=gate.who, reason=gate.reason)
@@ -252,8 +252,8 @@ class Controller:
         missed = {answer["node"] for answer in answers if answer["answer"] != "ok"}
         try:
             self._note_missed(scope, missed)
-        except Refused:  # for as long as this process lives
-            self.ledger.missed[scope] = missed
+        except Refused:
+            self.ledger.insist({"what": "relayed", "scope": scope, "missed": sorted(missed)})
         return answers
 
     # ----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class Ledger:
         self.driven: set[str] = set()  #: runs that this process has in hand
         self.incidents = Incidents()
         self.freezes: dict[str, dict[str, Any]] = {}  #: scope -> the newest freeze or thaw of it
-        self.owed: list[dict[str, Any]] = []  #: freezes that are in force and could not be written yet
+        self.owed: list[dict[str, Any]] = []  #: of freezes in force: what could not be written yet
         self.missed: dict[str, set[str]] = {}  #: scope -> nodes that this has not reached yet
         self.said: set[tuple[Any, ...]] = set()  #: what was journaled of the stream: never twice
         self._news = asyncio.Event()
@@ -54,13 +54,13 @@ class Ledger:
         self.settle()
         return self._write(kind, data)
 
-    def stop(self, freeze: dict[str, Any]) -> None:
-        """Writes down a freeze. One that cannot be written is in force all the same, and owed."""
+    def insist(self, audit: dict[str, Any]) -> None:
+        """Writes down a freeze or whom it missed. What cannot be written holds all the same, and is owed."""
         try:
-            self.append("audit", freeze)
+            self.append("audit", audit)
         except Refused:
-            self.owed.append(freeze)
-            self.freezes[freeze["scope"]] = freeze
+            self.owed.append(audit)
+            self._take_audit(audit)
 
     def settle(self) -> None:
         """Writes what is owed; nothing else is written before. Raises `Refused`."""
@@ -141,13 +141,17 @@ class Ledger:
             plan_id, state = self.runs.get(data["run"], (data.get("plan", ""), Progress()))
             state = progress.fold(state, record.kind, data, record.t_unix_s)
             self.runs[data["run"]] = (plan_id, state)
-        elif record.kind == "audit" and data.get("what") in ("freeze", "thaw"):
-            self.freezes[data["scope"]] = data
-        elif record.kind == "audit" and data.get("what") == "relayed":
-            self.missed[data["scope"]] = set(data["missed"])
+        elif record.kind == "audit":
+            self._take_audit(data)
         if key := data.get("key"):
             self.said.add(tuple(key))
         self.incidents.take(record)
+
+    def _take_audit(self, audit: dict[str, Any]) -> None:
+        if audit.get("what") in ("freeze", "thaw"):
+            self.freezes[audit["scope"]] = audit
+        elif audit.get("what") == "relayed":
+            self.missed[audit["scope"]] = set(audit["missed"])
 
     def unended(self) -> Iterator[str]:
         """Runs that have not come to an end."""

@@ -77,7 +77,7 @@ class Service:
                 "fence": controller.lease.fence,
                 "since_unix_s": self._since_unix_s,
                 "journal_seq": controller.ledger.seq,
-                "journal_owed": [freeze["scope"] for freeze in controller.ledger.owed],
+                "journal_owed": sorted({audit["scope"] for audit in controller.ledger.owed}),
                 "nodes_reachable": reachable,
                 "followed": controller.followers.seqs,
                 "runs_in_hand": sorted(controller.ledger.driven),

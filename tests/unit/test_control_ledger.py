@@ -1,12 +1,14 @@
 """What the controller folds from its journal, and what it reads from its files."""
 
 import asyncio
+import resource
 from pathlib import Path
 
 import msgspec
 import pytest
 from runbook_world import World, fleet, plan_for
 
+from gridagent.journal import read
 from gridagent.wire import StreamRecord
 from gridctl.control.ledger import Ledger
 from gridctl.control.sentinel import close_incident
@@ -133,6 +135,28 @@ def test_a_freeze_and_whom_it_missed_are_remembered(home: Home) -> None:
     again.append("audit", {"what": "thaw", "scope": "fleet", "who": "ann", "reason": "r"})
     assert again.freezes["fleet"]["what"] == "thaw"
     again.close()
+
+
+def test_a_freeze_that_cannot_be_written_is_in_force_and_written_before_anything_else(home: Home) -> None:
+    ledger = Ledger(home, "ann-1")
+    ledger.append("note", {"text": "before"})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        ledger.insist({"what": "freeze", "scope": "fleet", "who": "ann", "reason": "r"})
+        ledger.insist({"what": "relayed", "scope": "fleet", "missed": ["n3"]})
+        with pytest.raises(Refused):
+            ledger.append("note", {"text": "lost"})
+        with pytest.raises(Refused):
+            ledger.settle()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (ledger.freezes["fleet"]["what"], ledger.missed) == ("freeze", {"fleet": {"n3"}})
+    ledger.append("note", {"text": "after"})
+    assert ledger.owed == []
+    ledger.close()
+    written = [record.data.get("what", record.data.get("text")) for record in read(home.journal)]
+    assert written == ["before", "freeze", "relayed", "after"]
 
 
 def test_events_are_told_from_any_point_and_as_they_come(home: Home) -> None:
