@@ -37,6 +37,7 @@ from gridctl.runbook.dry import dry_run
 from gridctl.runbook.engine import committed, cutting
 from gridctl.runbook.events import BackAsked, Event, Halted, Started
 from gridctl.runbook.selection import refuse_if_fatal
+from gridctl.trust import IdentityError
 
 log = logging.getLogger("gridctl.control")
 
@@ -168,7 +169,7 @@ class Controller:
             self.trustee.reload()
         except ConfigError as error:
             self._misread = str(error)
-        except OSError as error:  # half of a new pair, perhaps
+        except (OSError, IdentityError) as error:  # half of a new pair, perhaps
             self._misread = f"{self.home.trust / 'operator.crt'} and its key: {error}"
         self._files = [] if self._misread else stamps
         if self._misread not in ("", before):

@@ -24,6 +24,7 @@ class Trustee:
     def __init__(self, trust: Path) -> None:
         self._trust = trust
         self.context = client_context(trust)
+        self.may_only_look = self._may_only_look()  #: why the nodes take no order from here, else empty
         self._tended_s = float("-inf")
         self._given: dict[str, str] = {}  #: node -> digest of the list that it has from here
 
@@ -36,12 +37,6 @@ class Trustee:
         if peer.role != "node":
             raise AgentRefused("forbidden", f"{peer} answered, which is no node")
 
-    @property
-    def may_only_look(self) -> str:
-        """Why the nodes take no order from here; empty where they do."""
-        own = own_identity(self._trust)
-        return "" if own.role == "operator" else f"the certificate in {self._trust} is that of {own}"
-
     def acts(self) -> Iterator[dict[str, Any]]:
         """What was done with the fleet's trust, as audit records; each has a `key` of its own."""
         for number, act in acts(self._trust):
@@ -50,6 +45,11 @@ class Trustee:
     def reload(self) -> None:
         """New connections show the certificate that lies in the folder now."""
         self.context.load_cert_chain(self._trust / "operator.crt", self._trust / "operator.key")
+        self.may_only_look = self._may_only_look()
+
+    def _may_only_look(self) -> str:
+        own = own_identity(self._trust)
+        return "" if own.role == "operator" else f"the certificate in {self._trust} is that of {own}"
 
     async def turn(self, agents: Agents, nodes: Iterable[Node], *, read_only: bool) -> None:
         """To be called now and then."""

@@ -16,7 +16,9 @@ from gridctl.control.client import Client
 from gridctl.control.poll import pause_s
 from gridctl.errors import Refused
 from gridctl.model.fleet import Node
-from gridctl.model.plans import Request
+from gridctl.model.plans import Gate, Request
+
+YES = Gate(who="ann", reason="a test", yes=True)
 
 
 class Mute:
@@ -122,9 +124,12 @@ def test_a_certificate_that_cannot_be_read_lets_nothing_begin_until_it_can(fleet
     try:
         wait_for("it is said", lambda: "operator.crt" in said(client))
         assert [found.name for found in client.view("nodes", Node)] == ["n1"]
+        client.freeze("fleet", YES)  # with the certificate that it has
+        assert fleet.agents["n1"].client("viewer").status().frozen == ["fleet"]
     finally:
         certificate.write_bytes(before)
     wait_for("it plans again", lambda: "operator.crt" not in said(client))
+    client.thaw("fleet", YES)
 
 
 def said(client: Client) -> str:
