@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,9 +20,12 @@ from gridctl.cli import complete
 from gridctl.cli.console import Console, Reason, Yes
 from gridctl.cli.gate import consent, who
 from gridctl.cli.output import Column, Format, emit, say
-from gridctl.cli.page import Output, Page, present
+from gridctl.cli.page import Output, Page, local, present
 from gridctl.errors import GridctlError
 from gridctl.home import Home
+
+if TYPE_CHECKING:
+    from gridctl.trust.acts import What
 
 ENROLLED = tuple(Column(name, itemgetter(name)) for name in ("node", "url", "token"))
 
@@ -76,11 +79,11 @@ def init(
         if renew_issuer:
             authority = Authority(home.trust)
             authority.renew_issuer(ask)
-            _note(home, "renew-issuer", authority.fleet)
+            _note(home, "renew-issuer", authority.fleet, serials=authority.serials())
             say(f"{home.trust}: the issuer is new")
             return
         made = Authority.init(home.trust, fleet, ask=ask, say=say)
-        _note(home, "init", made.fleet)
+        _note(home, "init", made.fleet, serials=made.serials())
     if not home.fleet_file.exists():
         _write(home.fleet_file, f"[fleet]\nname = {_toml(made.fleet)}\n")
     say(f"fleet {made.fleet}: {home.trust}, {home.fleet_file}. Next: gridctl enroll NODE")
@@ -145,12 +148,17 @@ def grant(
         raise GridctlError(f"{folder} is there already: name a new folder")
     agreed = consent(name, yes=yes, reason=reason)
     with _trust_errors():
-        from gridctl.trust import Authority
+        from gridctl.trust import Authority, own_identity
 
-        serial = Authority(console.home.trust).write_identity(folder, role.value, name, days=days)
+        authority = Authority(console.home.trust)
+        own = own_identity(console.home.trust)
+        if (own.role, own.name) == (role, name):
+            raise GridctlError(f"{role}/{name} is you: to revoke it later would take both; give another name")
+        serial = authority.write_identity(folder, role.value, name, days=days)
         _note(console.home, "grant", f"{role}/{name}", agreed.who, agreed.reason, [serial])
+        end = local(own_identity(folder).not_after_unix_s)
     say(
-        f"{folder}: {role} {name}, for {days:g} days. It becomes ~/.config/gridctl/trust of the colleague,"
+        f"{folder}: {role} {name}, until {end}. It becomes ~/.config/gridctl/trust of the colleague,"
         f" beside a copy of {console.home.fleet_file}. Delete it here."
         f" `gridctl revoke {role}/{name}` takes it back."
     )
@@ -190,17 +198,23 @@ def _ask(prompt: str) -> str:
 def _from_file(path: str) -> Callable[[str], str]:
     """Answers every question with the first line of a file that nobody else can read."""
     if path == "-":
-        passphrase = sys.stdin.readline()
+        line = sys.stdin.buffer.readline()
     else:
-        with open(path, encoding="utf-8") as file:
+        with open(path, "rb") as file:
             if stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode) and mode & 0o077:
                 raise GridctlError(f"others can read {path}: chmod 600 it, and think of another passphrase")
-            passphrase = file.readline()
-    return lambda prompt: passphrase.rstrip("\r\n")
+            line = file.readline()
+    try:
+        passphrase = line.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise GridctlError(f"the first line of {path} is no UTF-8 text, which a passphrase is") from None
+    if not passphrase:
+        raise GridctlError(f"the first line of {path} is empty: it is to be the passphrase")
+    return lambda prompt: passphrase
 
 
 def _note(
-    home: Home, what: str, target: str, by: str = "", reason: str = "", serials: Sequence[str] = ()
+    home: Home, what: "What", target: str, by: str = "", reason: str = "", serials: Sequence[str] = ()
 ) -> None:
     """Leaves what was done for the journal: the controller takes it from the trust folder."""
     from gridctl.trust.acts import Act, note

@@ -11,7 +11,15 @@ import msgspec
 
 from gridctl.model.fleet import Node
 from gridctl.ports.agents import AgentRefused, Agents, AgentUnreachable
-from gridctl.trust import Authority, IdentityError, TrustError, acts, client_context, own_identity, peer_of
+from gridctl.trust import (
+    Authority,
+    IdentityError,
+    TrustError,
+    client_context,
+    own_identity,
+    peer_of,
+    read_acts,
+)
 
 TEND_S = 3600.0
 
@@ -39,7 +47,7 @@ class Trustee:
 
     def acts(self) -> Iterator[dict[str, Any]]:
         """What was done with the fleet's trust, as audit records; each has a `key` of its own."""
-        for number, act in acts(self._trust):
+        for number, act in read_acts(self._trust):
             yield {**msgspec.to_builtins(act), "key": ["trust", number, act.what, act.target, act.t_unix_s]}
 
     def reload(self) -> None:

@@ -4,9 +4,11 @@ The commands that make, give and take certificates work without a controller, an
 writer: the controller, which takes these lines over (`gridctl.control.trustee`). Nothing secret is in them.
 """
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -14,11 +16,13 @@ from gridctl.trust.errors import TrustError
 
 FILE = "acts.jsonl"
 
+What = Literal["init", "renew-issuer", "enroll", "grant", "revoke"]
+
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One act. `serials`: of the certificates that it gave or took, in hexadecimal."""
 
-    what: str  #: init, renew-issuer, enroll, grant or revoke
+    what: What
     target: str  #: a fleet, a node, operator/NAME, viewer/NAME or a serial
     who: str
     t_unix_s: float
@@ -32,6 +36,7 @@ def note(trust_dir: Path, act: Act) -> None:
     try:
         fd = os.open(trust_dir / FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
             size = os.fstat(fd).st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":
                 line = b"\n" + line  # what a full disk tore stays torn alone
@@ -45,7 +50,7 @@ def note(trust_dir: Path, act: Act) -> None:
         raise TrustError(text) from None
 
 
-def acts(trust_dir: Path) -> Iterator[tuple[int, Act]]:
+def read_acts(trust_dir: Path) -> Iterator[tuple[int, Act]]:
     """Every act with its line's number. A line that is torn or not understood is left out."""
     try:
         lines = (trust_dir / FILE).read_bytes().split(b"\n")[:-1]

@@ -292,6 +292,11 @@ class Authority:
         own = identity.own_identity(self.trust_dir)
         self.write_identity(self.trust_dir, own.role, own.name)
 
+    def serials(self) -> list[str]:
+        """Of the certificates that init and the issuer's renewal make: the issuer, the local operator."""
+        issuer, _ = self._issuer()
+        return [f"{issuer.serial_number:x}", identity.own_identity(self.trust_dir).serial]
+
     def _publish(self, number: int, entries: list[x509.RevokedCertificate], now_unix_s: float) -> None:
         issuer, key = self._issuer()
         by_issuer, by_root = map(x509.load_pem_x509_crl, identity.crl_blocks(self.crl_pem()))

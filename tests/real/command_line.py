@@ -21,12 +21,14 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return {**kept, "GRIDCTL_HOME": str(home), "TERM": "dumb", **more}
 
 
-def gridctl(home: Path, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs to its end without a terminal."""
+def gridctl(
+    home: Path, *arguments: str, expect: int = 0, types: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs to its end without a terminal; `types` is all of its stdin."""
     done = subprocess.run(
         [*COMMAND, *arguments],
         env=environment(home),
-        stdin=subprocess.DEVNULL,
+        input=types,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

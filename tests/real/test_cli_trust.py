@@ -20,7 +20,8 @@ from command_line import OnTerminal, data, gridctl
 from gridagent.enrolment import JoinToken
 from gridagent.journal import read
 from gridctl.cli.exits import Exit
-from gridctl.trust.acts import acts
+from gridctl.trust import Authority, own_identity
+from gridctl.trust.acts import FILE, read_acts
 
 PASSPHRASE = "correct horse battery"
 
@@ -32,12 +33,17 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "no-bus-here"))
     yield folder
+    end_controllers(folder)
+    shutil.rmtree(folder)
+
+
+def end_controllers(folder: Path) -> None:
+    """Of all homes below it; returns when they have ended."""
     for lock in folder.rglob("controller.lock"):
         with contextlib.suppress(ProcessLookupError, ValueError):
             os.kill(int(lock.read_text()), signal.SIGTERM)
         with lock.open() as held:
             fcntl.flock(held, fcntl.LOCK_EX)  # a controller holds it for as long as it lives
-    shutil.rmtree(folder)
 
 
 def make_fleet(home: Path) -> None:
@@ -59,19 +65,38 @@ def test_without_keyring_and_terminal_no_fleet_is_made(home: Path) -> None:
 def test_a_script_makes_a_fleet_and_renews_its_issuer(home: Path) -> None:
     secret = home / "passphrase"
     secret.write_text(f"{PASSPHRASE}\nanother line\n")
-    secret.chmod(0o644)
+    secret.chmod(0o640)
     assert "chmod 600" in gridctl(home, "init", "--passphrase-file", str(secret), expect=Exit.ERROR).stderr
     secret.chmod(0o600)
     assert "No such file" in gridctl(home, "init", "--passphrase-file", "/nowhere", expect=Exit.ERROR).stderr
     assert list(home.iterdir()) == [secret]
     gridctl(home, "init", "rome", "--passphrase-file", str(secret))
-    issuer = (home / "trust/issuer.crt").read_bytes()
-    gridctl(home, "init", "--renew-issuer", "--passphrase-file", str(secret))
-    assert (home / "trust/issuer.crt").read_bytes() != issuer
-    secret.write_text("not the passphrase\n")
-    wrong = gridctl(home, "init", "--renew-issuer", "--passphrase-file", str(secret), expect=Exit.ERROR)
+    made = serials(home)
+    gridctl(home, "init", "--renew-issuer", "--passphrase-file", "-", types=f"{PASSPHRASE}\r\n")
+    renewed = serials(home)
+    assert not set(made) & set(renewed)
+    wrong = gridctl(home, "init", "--renew-issuer", "--passphrase-file", "-", types="x\n", expect=Exit.ERROR)
     assert "wrong passphrase" in wrong.stderr
-    assert [act.what for _, act in acts(home / "trust")] == ["init", "renew-issuer"]
+    assert serials(home) == renewed
+    told = [(act.what, act.target, act.serials) for _, act in read_acts(home / "trust")]
+    assert told == [("init", "rome", made), ("renew-issuer", "rome", renewed)]
+    assert PASSPHRASE not in (home / "trust" / FILE).read_text()
+
+
+def serials(home: Path) -> list[str]:
+    return Authority(home / "trust").serials()
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [("", "is empty"), ("short\n", "at least 12 characters"), ("\udcff" * 12, "no UTF-8 text")],
+)
+def test_what_is_no_passphrase(home: Path, typed: str, why: str) -> None:
+    secret = home / "passphrase"
+    secret.write_bytes(typed.encode(errors="surrogateescape"))
+    secret.chmod(0o600)
+    assert why in gridctl(home, "init", "--passphrase-file", str(secret), expect=Exit.ERROR).stderr
+    assert list(home.iterdir()) == [secret]
 
 
 def test_a_colleague_may_look_until_that_is_taken_back(home: Path) -> None:
@@ -86,16 +111,45 @@ def test_a_colleague_may_look_until_that_is_taken_back(home: Path) -> None:
     assert {check["what"]: check["state"] for check in data(his, "doctor")}["trust"] == "ok"
     refused = gridctl(his, "freeze", "--yes", "--reason", "a try", expect=Exit.REFUSED)
     assert "viewer bob" in refused.stderr
-    gridctl(his, "enroll", "n1", "--controller", "https://127.0.0.1:7000", expect=Exit.ERROR)
+    denied = gridctl(his, "grant", "eve", str(his / "eve"), "--yes", "--reason", "x", expect=Exit.ERROR)
+    assert "in the home where `gridctl init` ran" in denied.stderr
     assert gridctl(home, "revoke", "viewer/bob", "--yes", "--reason", "he left").stdout.split() == [serial]
-    journal = home / "journal"
-    data(home, "nodes")
-    wait_for("the journal has both", lambda: len([r for r in read(journal) if "serials" in r.data]) == 2)
-    told = [(act.what, act.target, act.reason, act.serials) for _, act in acts(home / "trust")]
+    told = [(act.what, act.target, act.reason, act.serials) for _, act in read_acts(home / "trust")]
     assert told[1:] == [
         ("grant", "viewer/bob", "on call", [serial]),
         ("revoke", "viewer/bob", "he left (unspecified)", [serial]),
     ]
+
+
+def test_nobody_grants_to_himself(home: Path) -> None:
+    make_fleet(home)
+    me = own_identity(home / "trust")
+    given = ["grant", me.name, str(home / "mine"), "--yes", "--reason", "a second laptop"]
+    assert "is you" in gridctl(home, *given, "--role", "operator", expect=Exit.ERROR).stderr
+    assert not (home / "mine").exists()
+    gridctl(home, *given)
+
+
+def test_the_journal_has_every_act_once_whoever_restarts(home: Path) -> None:
+    make_fleet(home)
+    token = data(
+        home, "enroll", "n1", "--address", "127.0.0.9:7001", "--controller", "https://127.0.0.1:7000"
+    )
+    expected = [("init", "rome"), ("enroll", "n1")]
+    for name in ("bob", "eve"):
+        gridctl(home, "grant", name, str(home / name), "--yes", "--reason", f"\x1b[31m{name}")
+        data(home, "nodes")
+        expected.append(("grant", f"viewer/{name}"))
+        wait_for("the journal has it", lambda: journaled(home)[-1:] == expected[-1:])
+        assert journaled(home) == expected
+        end_controllers(home)
+    text = "".join(path.read_text() for path in (home / "journal").glob("*.jsonl"))
+    assert JoinToken.decode(token["token"]).secret not in text
+    assert "\x1b" not in text
+
+
+def journaled(home: Path) -> list[tuple[str, str]]:
+    return [(r.data["what"], r.data["target"]) for r in read(home / "journal") if r.kind == "audit"]
 
 
 def test_a_person_makes_a_fleet_and_adds_nodes(home: Path) -> None:

@@ -21,6 +21,7 @@ from gridagent.enrolment import JoinToken
 from gridagent.identity import IdentityError
 from gridctl import trust
 from gridctl.trust import Authority, TokenRefused, TrustError, certificates, tokens
+from gridctl.trust.acts import FILE, Act, note, read_acts
 from gridctl.trust.authority import _split
 
 DAY_S = 86400.0
@@ -175,6 +176,7 @@ def test_an_unknown_reason_is_refused(authority: Authority) -> None:
         authority.revoke("operator/root", "because")
 
 
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")  # of odd numbers
 def test_a_spoilt_list_is_never_accepted(authority: Authority) -> None:
     chain_of(authority)
     authority.revoke("n1")
@@ -276,6 +278,38 @@ def test_addresses(address: str, expected: tuple[str, int]) -> None:
 def test_no_addresses(address: str) -> None:
     with pytest.raises(TrustError, match="no HOST"):
         _split(address)
+
+
+# --------------------------------------------------------------------------------------------------
+# Acts
+
+
+def act_on(target: str) -> Act:
+    return Act(what="grant", target=target, who="ann@here", t_unix_s=NOW, reason="x", serials=["1f"])
+
+
+def test_acts_are_told_in_their_order_and_torn_ones_left_out(tmp_path: Path) -> None:
+    assert list(read_acts(tmp_path)) == []
+    note(tmp_path, act_on("viewer/bob"))
+    path = tmp_path / FILE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with path.open("a") as file:
+        file.write('{"what":"freeze","target":"t","who":"w","t_unix_s":1}\n{"what":"gra')
+    assert list(read_acts(tmp_path)) == [(0, act_on("viewer/bob"))], "what is no act of trust is left out"
+    note(tmp_path, act_on("viewer/eve"))
+    assert list(read_acts(tmp_path)) == [(0, act_on("viewer/bob")), (3, act_on("viewer/eve"))]
+
+
+def test_many_acts_at_once_all_get_a_line(tmp_path: Path) -> None:
+    targets = [f"viewer/v{i}" for i in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda target: note(tmp_path, act_on(target)), targets))
+    assert sorted(act.target for _, act in read_acts(tmp_path)) == sorted(targets)
+
+
+def test_an_act_that_cannot_be_told_is_said_to_be_done(tmp_path: Path) -> None:
+    with pytest.raises(TrustError, match="was done, but"):
+        note(tmp_path / "nowhere", act_on("viewer/bob"))
 
 
 # --------------------------------------------------------------------------------------------------
