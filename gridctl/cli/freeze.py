@@ -31,7 +31,8 @@ def freeze(
     """Stop every action on the fleet or a job, at the agents.
 
     Training goes on, and a hand-over that is under way can still be aborted. Ends with 5 if a node
-    was not reached. Works without a controller and with a full disk; then it is in no journal.
+    was not reached, with 3 if all refuse it from your certificate. Works without a controller and
+    with a full disk; then it is in no journal.
     """
     _set(context, scope, True, yes, reason, dry_run, output)
 
@@ -44,7 +45,7 @@ def thaw(
     dry_run: DryRun = False,
     output: Output = Format.table,
 ) -> None:
-    """End a freeze. Ends with 5 if a node was not reached."""
+    """End a freeze. Ends with 5 if a node was not reached, with 3 if all refuse it."""
     _set(context, scope, False, yes, reason, dry_run, output)
 
 
@@ -66,11 +67,25 @@ def _set(
     else:
         answers = console.controller.thaw(scope, gate(agreed))
     present(listing(answers, REACHED, "the fleet has no nodes"), form)
-    done = f"{scope}: {'frozen' if frozen else 'thawed'}"
-    if missed := [answer["node"] for answer in answers if answer["answer"] != "ok"]:
-        say(f"{done}, but NOT on {several(missed)}, or not for good: {later}")
-        raise typer.Exit(Exit.UNKNOWN)
+    if code := _told(f"{scope}: {'frozen' if frozen else 'thawed'}", answers, later):
+        raise typer.Exit(code)
+
+
+def _told(done: str, answers: list[dict[str, str]], later: str) -> Exit:
+    """Says what came of it, and returns how the command ends."""
+    denied = [answer["node"] for answer in answers if "refused" in answer]
+    lacking = [answer["node"] for answer in answers if answer["answer"] != "ok" and "refused" not in answer]
+    if denied and len(denied) == len(answers):
+        say(f"{done} NOWHERE: every node refuses it from this certificate, and is not asked again")
+        return Exit.REFUSED
+    if denied:
+        say(f"{done}, but NOT on {several(denied)}: refused to this certificate, and not asked again")
+    if lacking:
+        say(f"{done}, but NOT on {several(lacking)}, or not for good: {later}")
+    if lacking or denied:
+        return Exit.UNKNOWN
     say(done)
+    return Exit.OK
 
 
 def _stop(console: Console, scope: str, agreed: Consent, later: str) -> tuple[list[dict[str, str]], str]:

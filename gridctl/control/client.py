@@ -94,7 +94,7 @@ class Client:
         return self._ask("POST", f"/v1/run/{_path(run)}/resume", Run, gate)
 
     def freeze(self, scope: str, gate: Gate) -> list[dict[str, str]]:
-        """[{"node", "answer"}]: "ok", or why this node will get it later."""
+        """[{"node", "answer"}]: "ok", or why this node will get it later; with "refused": why never."""
         return self._ask("POST", "/v1/freeze", list[dict[str, str]], {"scope": scope, "gate": gate})
 
     def thaw(self, scope: str, gate: Gate) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from gridagent.wire import FreezeRequest
 from gridctl.control.cordons import uncordon
 from gridctl.control.driver import Driver
 from gridctl.control.followers import Followers
-from gridctl.control.freezes import relay
+from gridctl.control.freezes import relay, relayed
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
 from gridctl.control.planner import make_plan
@@ -250,11 +250,11 @@ class Controller:
             self.ledger.append("audit", said)
         request = FreezeRequest(scope=scope, frozen=frozen, who=gate.who, reason=gate.reason)
         answers = await self._relay(request, self.urls)
-        missed = {answer["node"] for answer in answers if answer["answer"] != "ok"}
+        outcome = relayed(scope, answers)
         try:
-            self._note_missed(scope, missed)
+            self._note_relayed(outcome)
         except Refused:
-            self.ledger.insist({"what": "relayed", "scope": scope, "missed": sorted(missed)})
+            self.ledger.insist(outcome)
         return answers
 
     # ----------------------------------------------------------------------------------------------
@@ -400,9 +400,10 @@ class Controller:
     async def _relay(self, request: FreezeRequest, urls: Mapping[str, str]) -> list[dict[str, str]]:
         return await relay(self.agents, request, urls)
 
-    def _note_missed(self, scope: str, missed: set[str]) -> None:
-        if missed != self.ledger.missed.get(scope, set()):
-            self.ledger.append("audit", {"what": "relayed", "scope": scope, "missed": sorted(missed)})
+    def _note_relayed(self, outcome: dict[str, Any]) -> None:
+        before = self.ledger.missed.get(outcome["scope"], set())
+        if outcome["refused"] or set(outcome["missed"]) != before:
+            self.ledger.append("audit", outcome)
 
     async def _relay_missed(self) -> None:
         for scope, missed in list(self.ledger.missed.items()):
@@ -414,7 +415,7 @@ class Controller:
                 scope=scope, frozen=freeze["what"] == "freeze", who=freeze["who"], reason=freeze["reason"]
             )
             answers = await self._relay(request, back)
-            self._note_missed(scope, missed - {a["node"] for a in answers if a["answer"] == "ok"})
+            self._note_relayed(relayed(scope, answers, missed - set(back)))
 
 
 def _holder(home: Home) -> str:

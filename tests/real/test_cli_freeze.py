@@ -26,11 +26,11 @@ def fleet() -> Iterator[SwapFleet]:
 
 
 @contextlib.contextmanager
-def home_in(fleet: SwapFleet, root: Path) -> Iterator[Home]:
+def home_in(fleet: SwapFleet, root: Path, trust: Path | None = None) -> Iterator[Home]:
     """Another operator's home of the same fleet; its controller, if one came up, is ended."""
     home = Home.at(root)
     root.mkdir(exist_ok=True)
-    (root / "trust").symlink_to(fleet.home.trust)
+    (root / "trust").symlink_to(trust or fleet.home.trust)
     home.fleet_file.write_text(fleet.home.fleet_file.read_text())
     try:
         yield home
@@ -115,3 +115,43 @@ def test_a_full_disk_and_a_controller_that_passes_the_freeze_on(fleet: SwapFleet
         assert written[:2] == [("freeze", long), ("relayed", None)]
         gridctl(home.config, "thaw", *REASON)
         assert frozen(fleet) == [{}, {}]
+
+
+def test_a_viewer_sees_and_freezes_nothing(fleet: SwapFleet) -> None:
+    with home_in(fleet, fleet.root / "viewer", fleet.trust_of("viewer")) as home:
+        assert [node["reachable"] for node in data(home.config, "nodes")] == [True, True]
+        for verb in ("freeze", "thaw"):
+            done = gridctl(home.config, verb, *REASON, expect=Exit.REFUSED)
+            assert "is that of viewer viewer-1" in done.stderr
+        assert relays(home) == []
+    with home_in(fleet, fleet.root / "lost-viewer", fleet.trust_of("viewer")) as home:
+        home.journal.write_text("no folder")
+        done = gridctl(home.config, "freeze", *REASON, expect=Exit.REFUSED)
+        assert "nothing was frozen" in done.stderr
+    assert frozen(fleet) == [{}, {}]
+
+
+def test_what_is_refused_to_a_revoked_operator_is_not_tried_again(fleet: SwapFleet) -> None:
+    trust = fleet.root / "trust-eve"
+    fleet.authority.write_identity(trust, "operator", "eve")
+    with home_in(fleet, fleet.root / "eve", trust) as home:
+        gridctl(home.config, "freeze", *REASON)
+        gridctl(home.config, "thaw", *REASON)
+        fleet.authority.revoke("operator/eve")
+        pem = fleet.authority.crl_pem()
+        fleet.agents["n1"].client().request("PUT", "/v1/crl", pem)
+        done = gridctl(home.config, "freeze", *REASON, "-o", "json", expect=Exit.UNKNOWN)
+        answers = {row["node"]: row for row in json.loads(done.stdout)}
+        assert (answers["n1"]["refused"], "is revoked" in answers["n1"]["answer"]) == ("forbidden", True)
+        assert answers["n2"] == {"node": "n2", "answer": "ok"}
+        assert "NOT on n1: refused to this certificate, and not asked again" in done.stderr
+        fleet.agents["n2"].client().request("PUT", "/v1/crl", pem)
+        done = gridctl(home.config, "thaw", *REASON, expect=Exit.REFUSED)
+        assert "NOWHERE" in done.stderr
+        assert relays(home) == [([], ["n1"]), ([], ["n1", "n2"])]
+
+
+def relays(home: Home) -> list[tuple[list[str], list[str]]]:
+    """Whom a freeze or thaw has missed, and who refused it, as the journal has it."""
+    records = [record.data for record in read(home.journal)]
+    return [(data["missed"], data["refused"]) for data in records if data.get("what") == "relayed"]
