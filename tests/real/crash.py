@@ -465,16 +465,28 @@ class Cell:
 
 
 def sockets_of(pid: int) -> "Counter[str]":
-    """TCP sockets of a process, by their state."""
+    """TCP sockets of a process, by their state.
+
+    The kernel's table is no snapshot: while other processes open and close theirs, a line may be read twice
+    or not at all. So a count stands once it was read three times in a row.
+    """
+    last, again = _read_sockets(pid), 0
+    while again < 2:
+        found = _read_sockets(pid)
+        last, again = found, again + 1 if found == last else 0
+    return last
+
+
+def _read_sockets(pid: int) -> "Counter[str]":
     names = {"01": "established", "0A": "listen"}
     inodes = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             inodes.add(os.readlink(fd))
-    counted: Counter[str] = Counter()
+    states: dict[str, str] = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             if f"socket:[{words[9]}]" in inodes:
-                counted[names.get(words[3], words[3])] += 1
-    return counted
+                states[words[9]] = names.get(words[3], words[3])
+    return Counter(states.values())
