@@ -10,7 +10,8 @@ Data of the journal's records, by kind (all carry `incident` where there is one)
     run       {"incident", "run", "plan": ID, "node", "job", "state", "code", "text", "who"}
     step      {"incident", "run", "step", "index", "state", "attempt", "code", "text", "values": [...]}
     lease     {"incident", "run", "fence", "holder", "granted": [node]}
-    audit     {"what", "who", "reason", ...}: freeze, thaw, abort, rollback, resume
+    audit     {"what", "who", "reason", ...}: freeze, thaw, abort, rollback, resume, uncordon, acts of trust,
+              join; relayed {"scope", "missed": [node], "refused": [node]}: what came of a freeze or thaw
     note      {"incident", "run", "node", "phase", "handover", "detail"}: a phase that an agent told of
 
 States of a run: running, held (stopped, needs a person), and the ends done, aborted, rolled-back, failed.
