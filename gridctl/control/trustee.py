@@ -1,5 +1,6 @@
 """What the controller owes the fleet's trust: peers checked, lists passed on, its own certificate renewed."""
 
+import asyncio
 import hashlib
 import logging
 import time
@@ -82,14 +83,19 @@ class Trustee:
         except OSError:
             return
         digest = hashlib.sha256(pem).hexdigest()
+        due = []
         for node in nodes:
             if not node.reachable:
                 self._given.pop(node.name, None)
             elif self._given.get(node.name) != digest:
-                try:
-                    await agents.put_crl(node.url, pem)
-                except AgentRefused as error:
-                    log.warning("%s did not take the revocation list: %s", node.name, error.text)
-                except AgentUnreachable:
-                    continue  # tried again with the next turn
-                self._given[node.name] = digest
+                due.append(self._give(agents, node, pem, digest))
+        await asyncio.gather(*due)
+
+    async def _give(self, agents: Agents, node: Node, pem: bytes, digest: str) -> None:
+        try:
+            await agents.put_crl(node.url, pem)
+        except AgentRefused as error:
+            log.warning("%s did not take the revocation list: %s", node.name, error.text)
+        except AgentUnreachable:
+            return  # tried again with the next turn
+        self._given[node.name] = digest
