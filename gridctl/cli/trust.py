@@ -197,6 +197,8 @@ def _ask(prompt: str) -> str:
 
 def _from_file(path: str) -> Callable[[str], str]:
     """Answers every question with the first line of a file that nobody else can read."""
+    if path == "-" and sys.stdin.isatty():
+        return _ask  # which does not show what is typed
     if path == "-":
         line = sys.stdin.buffer.readline()
     else:
