@@ -20,16 +20,25 @@ class Home:
 
     @classmethod
     def at(cls, root: Path | str) -> "Home":
-        """Everything below one folder, as `$GRIDCTL_HOME` asks for."""
-        path = Path(root).expanduser().absolute()
+        """Everything below one folder, as `$GRIDCTL_HOME` asks for. Raises `ConfigError`."""
+        try:
+            path = Path(root).expanduser().absolute()
+        except RuntimeError as error:
+            raise ConfigError(f"GRIDCTL_HOME={root}: {error}") from None
         return cls(path, path)
 
     @classmethod
     def find(cls, environ: Mapping[str, str] = os.environ) -> "Home":
-        """`$GRIDCTL_HOME`, else `gridctl` below the XDG folders for configuration and state."""
+        """`$GRIDCTL_HOME`, else `gridctl` below the XDG folders for configuration and state.
+
+        Raises `ConfigError` where there is neither.
+        """
         if root := environ.get("GRIDCTL_HOME"):
             return cls.at(root)
-        user = Path(environ.get("HOME") or Path.home())
+        try:
+            user = Path(environ.get("HOME") or Path.home())
+        except RuntimeError:
+            raise ConfigError("this user has no home folder: set GRIDCTL_HOME to a folder of yours") from None
         config = Path(environ.get("XDG_CONFIG_HOME") or user / ".config") / "gridctl"
         state = Path(environ.get("XDG_STATE_HOME") or user / ".local" / "state") / "gridctl"
         return cls(config, state)

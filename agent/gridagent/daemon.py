@@ -5,6 +5,7 @@ import signal
 import ssl
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -159,8 +160,7 @@ class Daemon:
     async def _listen(self, runner: web.AppRunner) -> None:
         """Binds. A port that the kernel chose once is kept over restarts, if it is still free."""
         host, port = self._config.host, self._config.port
-        before = self.home.url_file.read_text().rpartition(":")[2] if self.home.url_file.exists() else ""
-        choices = [int(before), 0] if port == 0 and before.strip().isdecimal() else [port]
+        choices = [*_port_before(self.home.url_file), 0] if port == 0 else [port]
         for choice in choices:
             site = web.TCPSite(runner, host, choice, ssl_context=self._server_tls)
             try:
@@ -196,11 +196,11 @@ class Daemon:
 
     async def _renew(self) -> None:
         """Renews the node's certificate once that is due. A failure is told, and tried again later."""
-        if not identity.renewal_due(self.home.trust, time.time()):
-            return
         from gridagent.enrolment import renew
 
         try:
+            if not identity.renewal_due(self.home.trust, time.time()):
+                return
             peer = await asyncio.to_thread(renew, self.home.root)
             for context in (self._server_tls, self._client_tls):
                 identity.reload(context, self.home.trust)
@@ -220,6 +220,15 @@ class Daemon:
             case "damage":
                 raise OpFailed("this node's agent was not started with --allow-damage")
         raise OpFailed(f"{ask.kind!a} is nothing that this agent can be asked for")
+
+
+def _port_before(url_file: Path) -> list[int]:
+    """The port of an earlier start: a hint, whatever the file says."""
+    try:
+        port = url_file.read_bytes().rpartition(b":")[2].strip()
+    except OSError:
+        return []
+    return [int(port)] if port.isdigit() and 0 < int(port[:6]) < 65536 else []
 
 
 def serve(home: Home, *, allow_damage: bool) -> int:

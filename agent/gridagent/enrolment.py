@@ -19,7 +19,7 @@ import ssl
 import sys
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -129,8 +129,9 @@ def renew(home: Path, url: str = "") -> Peer:
     ca = x509.load_pem_x509_certificate((trust / "ca.crt").read_bytes())
     chain, crl, peer = _checked(answer, ca, key, own.name)
     try:
+        with suppress(IdentityError):  # the list that is in force here is newer
+            identity.install_crl(trust, crl)
         identity.replace_pair(trust, "node", chain, _key_pem(key))
-        identity.install_crl(trust, crl)
     except OSError as error:
         raise IdentityError(f"cannot write the new certificate into {trust}: {error}") from None
     return peer

@@ -8,6 +8,7 @@ most as long as it was granted for.
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -19,7 +20,7 @@ TTL_S_MAX = 120.0
 
 
 class _Stored(msgspec.Struct, frozen=True):
-    fence: int = 0
+    fence: Annotated[int, msgspec.Meta(ge=0)]  # never left out: a forgotten fence lets an old controller in
     holder: str = ""
     ttl_s: float = 0.0
     until_unix_s: float = 0.0
@@ -37,7 +38,7 @@ class Lease:
         self._path = path
         self._monotonic = monotonic
         self._wall = wall
-        stored = _Stored()
+        stored = _Stored(0)
         if path.exists():
             try:
                 stored = msgspec.json.decode(path.read_bytes(), type=_Stored)

@@ -1,5 +1,6 @@
 """The command tree. Every command is a function of its group's file; nothing heavy is imported here."""
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -77,6 +78,8 @@ _tree()
 def invoke() -> NoReturn:
     """Runs the command line of this process and ends it with a documented exit code."""
     open_streams()
+    # Bytes that are no text stay visible and harm nothing: a freeze must not fail over its reason.
+    sys.argv[1:] = [os.fsencode(word).decode(errors="replace") for word in sys.argv[1:]]
     try:
         root(prog_name="gridctl")
     except GridctlError as error:

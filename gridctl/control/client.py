@@ -22,6 +22,7 @@ T = TypeVar("T")
 CONNECT_S = 2.0
 #: A plan asks sessions, which answer at their next step boundary.
 READ_S = 120.0
+NAME_CHARS_MAX = 256
 
 
 def listens(home: Home) -> bool:
@@ -142,8 +143,11 @@ class Client:
 
 
 def _path(name: str) -> str:
+    """A name as part of a path. Raises `Refused` for what nothing is named."""
     from urllib.parse import quote
 
+    if not name.strip(".") or len(name) > NAME_CHARS_MAX:
+        raise Refused("unknown-name", f"nothing here is named {name[:40]!a}")
     return quote(name, safe="")
 
 

@@ -87,8 +87,8 @@ async def _let_join(controller: "Controller", listen: str) -> Callable[[], Await
     from gridctl.trust import Authority, serve_join
 
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"--listen {listen}: HOST:PORT is needed")
+    if not host or not port.isdecimal() or int(port[:6]) > 65535:
+        raise ConfigError(f"--listen {listen}: HOST:PORT is needed, with a port up to 65535")
 
     def audit(data: dict[str, Any]) -> None:
         controller.ledger.append("audit", {"what": "join", **data})

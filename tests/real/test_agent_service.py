@@ -60,6 +60,27 @@ def test_sigterm_ends_it_cleanly_and_a_killed_one_starts_again(world: Fleet, age
     assert wait_for("the session is back", lambda: world.known(agent, peer.session)).pid == peer.process.pid
 
 
+@pytest.mark.parametrize("text", [b"rubbish", b"https://127.0.0.1:99999", b"https://127.0.0.1:-1"])
+def test_a_spoilt_hint_of_the_port_stops_no_agent(agent: Agent, text: bytes) -> None:
+    agent.end(signal.SIGTERM)
+    (agent.home / "url").write_bytes(text)
+    agent.start()
+    assert agent.client().status().node == "n1"
+
+
+def test_an_agent_does_not_start_on_a_journal_that_somebody_changed(agent: Agent) -> None:
+    client = agent.client()
+    client.lease()
+    client.op("node.cordon", {"reason": "a test"})
+    agent.end(signal.SIGTERM)
+    (journal,) = (agent.home / "ops").glob("*.jsonl")
+    journal.write_bytes(journal.read_bytes().replace(b"a test", b"A test", 1))
+    started = run("serve", "--home", str(agent.home))
+    assert started.returncode == 1
+    assert "record 1 of" in started.stderr
+    assert "find out who did that" in started.stderr
+
+
 def test_only_one_agent_serves_a_home(world: Fleet, agent: Agent) -> None:
     second = run("serve", "--home", str(agent.home))
     assert second.returncode == 1

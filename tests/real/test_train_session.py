@@ -55,6 +55,20 @@ def test_the_loader_ends_exactly_at_the_boundary(trained: TrainingFleet, args: t
     assert_same(run, run.finish(), trained.control(run.job))
 
 
+def test_a_take_over_is_told_where_it_happened_and_a_callback_that_fails_ends_nothing(
+    trained: TrainingFleet,
+) -> None:
+    run = trained.start(Job("takeover"))
+    handover = trained.handover(run, [1])
+    report = handover.swap()
+    assert report.outcome == "commit", (report, run.logs())
+    target = run.ranks[1].process.pid
+    assert_same(run, run.finish(), trained.control(run.job))
+    assert [path.name for path in run.folder.glob("owner-*")] == ["owner-1"]
+    assert (run.folder / "owner-1").read_text() == f"{target} True 1"
+    assert "no folder for logs on this node" in run.logs()
+
+
 def test_the_boundary_is_after_the_last_step(trained: TrainingFleet) -> None:
     """The target has the rank and nothing left to train."""
     run = trained.start(Job("ddp", steps=17))

@@ -51,6 +51,13 @@ def test_a_lease_ends_by_itself_and_the_next_needs_a_higher_fence(tmp_path: Path
     assert may_act(lease, "b", 4)
 
 
+@pytest.mark.parametrize("text", ["{}", '{"fence": -9}', "[]", ""])
+def test_a_file_that_does_not_tell_the_fence_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "lease").write_text(text)
+    with pytest.raises(ConfigError, match="damaged"):
+        Clock().lease(tmp_path / "lease")
+
+
 def test_a_stepped_clock_neither_ends_nor_prolongs_it(tmp_path: Path) -> None:
     clock = Clock()
     lease = clock.lease(tmp_path / "lease")

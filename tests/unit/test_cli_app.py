@@ -134,6 +134,8 @@ EFFECTS = [
     "init f",
     "enroll n",
     "revoke n",
+    "grant bob there",
+    "uncordon n",
     "swap apply p",
     "run abort r",
     "run rollback r",
@@ -154,6 +156,18 @@ def test_read_only_mode_refuses_every_effect(tmp_path: Path, effect: str, way: s
     assert (done.returncode, done.stdout) == (Exit.REFUSED, "")
     assert "read" in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_bytes_that_are_no_text_are_shown_and_harm_nothing(tmp_path: Path) -> None:
+    done = gridctl("enroll", os.fsdecode(b"n\xff"), home=tmp_path)
+    assert done.returncode == Exit.USAGE, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_home_that_cannot_be_found_is_said(tmp_path: Path) -> None:
+    done = gridctl("version", home=Path("~nobody-of-this-name/x"))
+    assert done.returncode == Exit.USAGE
+    assert done.stderr.startswith("gridctl: GRIDCTL_HOME=~nobody-of-this-name/x")
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(tmp_path: Path) -> None:

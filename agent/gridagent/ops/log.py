@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from gridagent.errors import Refused
-from gridagent.journal import Journal, JournalError, JournalFull, read
+from gridagent.errors import ConfigError, Refused
+from gridagent.journal import Journal, JournalError, JournalFull, read, verify
 from gridagent.wire import OpRequest, OpStatus, plain
 
 
@@ -19,7 +19,7 @@ class Entry(msgspec.Struct):
 
 
 class OpLog:
-    """Opens the journal and reads it. Raises `JournalError`.
+    """Opens the journal and reads it. Raises `JournalError`, and `ConfigError` if somebody changed it.
 
     An operation that was accepted and never ended is `interrupted`: the agent died in it, and
     whether its effect took place must be found out by looking.
@@ -28,6 +28,13 @@ class OpLog:
     def __init__(self, folder: Path) -> None:
         self._journal = Journal(folder)
         self.entries: dict[str, Entry] = {}
+        found = verify(folder)
+        if not found.ok:
+            self._journal.close()
+            raise ConfigError(
+                f"record {found.first_bad} of {folder}: {found.what}. What this node did cannot be relied on:"
+                " find out who did that, then put a sound copy there or move the folder away"
+            )
         for record in read(folder):
             if record.kind == "step":
                 self._replay(record.data, record.t_unix_s)

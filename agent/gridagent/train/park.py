@@ -10,6 +10,7 @@ import queue
 import runpy
 import sys
 import threading
+import traceback
 from typing import Any
 
 import msgspec
@@ -91,7 +92,10 @@ def _become(order: wire.Specialise) -> int:
     except BaseException as error:
         CONTEXT.failed = f"{type(error).__name__}: {error}"
         CONTEXT.warm.set()
-        raise
+        if not isinstance(error, Exception):
+            raise
+        traceback.print_exc()  # the script's failure, not one of gridagent
+        return 1
     if not CONTEXT.warm.is_set():
         CONTEXT.failed = f"it came to its end within {order.warmup_steps} steps of step {order.step}"
         CONTEXT.warm.set()

@@ -254,7 +254,14 @@ class Session:
             if self._link is not None:
                 self._link.send(self.hello())
             for callback in self._callbacks:
-                callback()
+                self._call_back(callback)
+
+    def _call_back(self, callback: Callable[[], None]) -> None:
+        """The rank is this process's by now: what a script's own callback raises must not end the job."""
+        try:
+            callback()
+        except Exception:
+            _log.exception("a take-over callback of rank %s failed; training goes on without it", self.rank)
 
     def reopen_loaders(self) -> None:
         """Makes the iterator that `batches` continues with; before RNG is restored, for it may draw."""
@@ -280,18 +287,22 @@ class Session:
 
     def report(self) -> wire.SessionReport:
         """What the pre-flight compares. Runs in the training thread, at a boundary."""
-        blockers = [
-            wire.Blocker(code=code, text=text, fatal=fatal) for code, text, fatal in self.state.blockers()
-        ]
+        blockers: list[wire.Blocker] = []
         sizes = dict.fromkeys(CATEGORIES, 0)
         inventory = ""
         try:
+            blockers += [
+                wire.Blocker(code=code, text=text, fatal=fatal) for code, text, fatal in self.state.blockers()
+            ]
             entries = self.state.inventory(loaders=self.is_owner)
             inventory = inventory_digest([e for e in entries if e.category in ("parameters", "buffers")])
             for entry in entries:
                 sizes[entry.category] += entry.nbytes
         except StateError as error:
             blockers.append(wire.Blocker(code="state-cannot-move", text=str(error), fatal=True))
+        except Exception as error:  # of a registered object's own state_dict
+            text = f"a registered object cannot say its state: {type(error).__name__}: {error}"
+            blockers.append(wire.Blocker(code="state-cannot-move", text=text, fatal=True))
         return wire.SessionReport(
             role="rank" if self.is_owner else "spare",
             job=self.job,

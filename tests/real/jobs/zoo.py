@@ -1,5 +1,6 @@
 """Small trainings of every kind. argv: FOLDER STEPS KIND [ARGUMENT ...]; kinds are functions with @kind."""
 
+import os
 import random
 import threading
 import time
@@ -305,6 +306,26 @@ def stubborn() -> Training:
     """The script's own code fails in the restore."""
     model = DDP(net())
     return Training(model, adamw(model), more={"own": Stubborn()})
+
+
+@kind
+def takeover() -> Training:
+    """Of two take-over callbacks the first fails; the second writes down whose the rank is."""
+    model = DDP(net())
+    told: list[bool] = []
+
+    def fails() -> None:
+        raise FileNotFoundError("no folder for logs on this node")
+
+    def before_step(session: Session) -> None:
+        if told:
+            return
+        told.append(True)
+        session.on_takeover(fails)
+        path = record.FOLDER / f"owner-{session.rank}"
+        session.on_takeover(lambda: path.write_text(f"{os.getpid()} {session.is_owner} {session.epoch}"))
+
+    return Training(model, adamw(model), before_step=before_step)
 
 
 @kind
