@@ -41,6 +41,7 @@ clean:
 # Made anew whenever what is to be installed has changed; otherwise a re-run costs nothing.
 .venv/ready: pyproject.toml agent/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed; make PYTHON=/path/to/python names one" >&2; exit 1; }
+	@echo "installing into .venv: the first time takes a few minutes" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e './agent[torch,nvml]' -e '.[demo,dev]'
 	@touch $@

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 from gridagent import __version__
 from gridagent.errors import AgentError
@@ -89,6 +90,11 @@ def _exec(arguments: argparse.Namespace) -> int:
 def _park(arguments: argparse.Namespace) -> int:
     from gridagent.launch import session_environment
 
+    if find_spec("torch") is None:
+        raise AgentError(
+            f"a spare is to become a rank, and {sys.executable} has no torch: park in the environment that"
+            " trains"
+        )
     home = Home(arguments.home)
     config = home.config()
     os.environ.update(session_environment(home, config, job=""))

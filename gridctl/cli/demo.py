@@ -1,16 +1,19 @@
 """`gridctl demo`: a fleet on this machine, a node that fails, and the proof that the job did not notice."""
 
 import enum
+import sys
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
 from gridctl.cli.console import Reason, Yes, gate
 from gridctl.cli.exits import Exit
-from gridctl.cli.gate import consent
+from gridctl.cli.gate import consent, refuse_unaskable
 from gridctl.cli.output import Column, Format
-from gridctl.cli.page import Output, Page, duration, present, size, tell
+from gridctl.cli.page import Output, Page, present, size, tell
 from gridctl.cli.swap import plan_page
+from gridctl.errors import GridctlError
 from gridctl.model.plans import Gate, Plan
 
 
@@ -62,6 +65,18 @@ def demo(
     """
     from gridctl.demo import Options, run
 
+    refuse_unaskable(yes=yes, reason=reason)
+    devices = [f"gpu:{number}" for number in range(ranks_per_node)]
+    if evacuate and (evacuate not in devices or ranks_per_node == 1):
+        raise typer.BadParameter(
+            f"--evacuate {evacuate}: with --ranks-per-node {ranks_per_node} there is no such device beside"
+            " others"
+        )
+    if find_spec("torch") is None:
+        raise GridctlError(
+            f"the demo trains for real, and {sys.executable} has no torch: install gridctl[demo]"
+        )
+
     def confirm(plan: Plan) -> Gate:
         if not yes:
             tell(plan_page(plan))
@@ -93,8 +108,9 @@ def _page(report: dict[str, Any]) -> Page:
         *(("found", line) for line in report["found"]),
         ("losses and state", "bit-identical" if _identical(report) else "NOT identical"),
         ("steps", f"{steps['lost']} lost, {steps['repeated']} repeated"),
-        ("longest pause", duration(pause["worst_excess_ms"] / 1000)),
-        ("of it the cut", f"{pause['cut_ms']:.0f} ms ({parts})"),
+        ("longest pause", f"{pause['worst_excess_ms']:.0f} ms over the median step"),
+        ("the cut", f"{pause['cut_ms']:.0f} ms ({parts})"),
+        ("preparation's worst step", f"{pause['prepare_excess_ms']:.0f} ms over the median"),
         ("moved", size(report["bytes"])),
         ("incident", report["incident"].get("id", "")),
     ]

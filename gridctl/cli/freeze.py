@@ -11,7 +11,7 @@ from gridctl.cli.gate import Consent, consent
 from gridctl.cli.output import Column, Format, say
 from gridctl.cli.page import Output, listing, present
 from gridctl.errors import GridctlError, Refused
-from gridctl.model.fleet import Node, several
+from gridctl.model.fleet import Job, Node, several
 
 FLEET = "fleet"
 
@@ -95,6 +95,8 @@ def _stop(console: Console, scope: str, agreed: Consent, later: str) -> tuple[li
         answers = console.controller.freeze(scope, gate(agreed))
         if console.controller.health()["journal_owed"]:
             say("the journal cannot be written now: the controller writes this down as soon as it can")
+        if scope != FLEET and scope not in {job.name for job in console.controller.view("jobs", Job)}:
+            say(f"no job named {scope} is known now: this holds for one that starts under that name")
         return answers, later
     except Refused:
         raise

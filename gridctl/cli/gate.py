@@ -30,19 +30,24 @@ def who() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+def refuse_unaskable(*, yes: bool, reason: str) -> None:
+    """Raises what `consent` would raise without asking; for who has much to do before it asks."""
+    if yes and not reason.strip():
+        raise typer.BadParameter("--yes needs --reason: the journal keeps why")
+    if not yes and not sys.stdin.isatty():
+        raise Refused(
+            "not-confirmed", "nobody to ask: stdin is no terminal; pass --yes --reason TEXT instead"
+        )
+
+
 def consent(name: str, *, yes: bool, reason: str) -> Consent:
     """Asks for `name` and a reason on the terminal, unless `yes` says that it was decided elsewhere.
 
     Raises `typer.BadParameter` for --yes without a reason, `Refused` where nobody can be asked.
     """
+    refuse_unaskable(yes=yes, reason=reason)
     if yes:
-        if not reason.strip():
-            raise typer.BadParameter("--yes needs --reason: the journal keeps why")
         return Consent(who=who(), reason=reason.strip(), yes=True)
-    if not sys.stdin.isatty():
-        raise Refused(
-            "not-confirmed", "nobody to ask: stdin is no terminal; pass --yes --reason TEXT instead"
-        )
     say(f"To confirm, type {name} (anything else changes nothing).")
     typed = _ask("name: ")
     if typed != name:

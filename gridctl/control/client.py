@@ -8,7 +8,7 @@ import msgspec
 
 from gridagent.journal import Record
 from gridagent.wire import Blocker
-from gridctl.errors import GridctlError, Refused, Unanswered
+from gridctl.errors import ConfigError, GridctlError, Refused, Unanswered
 from gridctl.home import Home
 from gridctl.model.fleet import Node
 from gridctl.model.plans import DryCall, Gate, Plan, Request
@@ -157,5 +157,5 @@ def _refusal(response: "httpx.Response") -> GridctlError:
     except msgspec.MsgspecError:
         return GridctlError(f"the controller answered {response.status_code} without a reason")
     if response.status_code >= 500:
-        return GridctlError(answer.text)
+        return ConfigError(answer.text) if answer.code == "config" else GridctlError(answer.text)
     return Refused(answer.code, answer.text, tuple(answer.blockers))

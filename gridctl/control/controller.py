@@ -181,6 +181,8 @@ class Controller:
     async def plan(self, request: Request) -> Plan:
         """Raises `Refused` with every blocker."""
         self._refuse_unsound()
+        if why := self.trustee.may_only_look:
+            raise Refused("forbidden", f"a plan asks the ranks themselves, which is for operators: {why}")
         return await make_plan(self, request)
 
     def dry_run(self, plan_id: str) -> list[DryCall]:
@@ -266,7 +268,7 @@ class Controller:
     def _refuse_unsound(self) -> None:
         """Nothing begins on files that cannot be read or on a journal that somebody changed."""
         if self._misread:
-            raise GridctlError(f"{self._misread}: nothing is planned or begun until that is corrected")
+            raise ConfigError(f"{self._misread}: nothing is planned or begun until that is corrected")
         if self.ledger.damage:
             raise Refused("journal", self.ledger.damage)
 

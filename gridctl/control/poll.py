@@ -124,13 +124,15 @@ class Poll:
         asked_unix_s = time.time()
         status = await self._agents.status(url)
         seen_unix_s = time.time()
+        # What the agent says of its rack counts before what the operator wrote at its enrolment.
+        status = msgspec.structs.replace(status, rack=status.rack or member.rack)
         if status.node != name:
             error = f"{url} is the agent of {status.node}, not of {name}: correct fleet.toml"
             return Node(name=name, url=url, rack=member.rack, error=error)
         return Node(
             name=name,
             url=url,
-            rack=status.rack or member.rack,
+            rack=status.rack,
             reachable=True,
             seen_unix_s=seen_unix_s,
             skew_s=status.now_unix_s - (asked_unix_s + seen_unix_s) / 2,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 #: Importing, reading the journal and asking every node once, on a loaded machine.
 START_S = 60.0
 POLL_S = 0.05
+LOOK_S = 2.0
 #: A controller that was just killed may hold its lock for a moment longer.
 LOCK_S = 2.0
 TAIL_BYTES = 1500
@@ -40,14 +41,14 @@ def serve(home: Home, *, read_only: bool, listen: str) -> None:
     lock = _lock(home, patience_s=LOCK_S)
     os.chdir(home.state)  # the folder where it was started may be unmounted
     try:
-        asyncio.run(_serve(home, read_only, listen))
+        asyncio.run(_serve(home, lock, read_only, listen))
     except (TrustError, IdentityError) as error:
         raise ConfigError(str(error)) from None
     finally:
         os.close(lock)
 
 
-async def _serve(home: Home, read_only: bool, listen: str) -> None:
+async def _serve(home: Home, lock: int, read_only: bool, listen: str) -> None:
     from aiohttp import web
 
     from gridctl.control.controller import Controller
@@ -72,7 +73,9 @@ async def _serve(home: Home, read_only: bool, listen: str) -> None:
         finally:
             os.umask(before)
         logging.getLogger("gridctl.control").info("controller %s serves %s", os.getpid(), home.socket)
+        watching = asyncio.create_task(_until_homeless(home, lock, stop))
         await controller.until(stop)
+        watching.cancel()
     finally:
         with contextlib.suppress(FileNotFoundError):
             home.socket.unlink()
@@ -80,6 +83,20 @@ async def _serve(home: Home, read_only: bool, listen: str) -> None:
             await stop_joining()
         await controller.close()
         await runner.cleanup()
+
+
+async def _until_homeless(home: Home, lock: int, stop: asyncio.Event) -> None:
+    """Ends a controller whose home was deleted: nobody could reach it any more."""
+    while True:
+        try:
+            mine = os.path.samestat(os.fstat(lock), os.stat(home.lock))
+        except FileNotFoundError:
+            mine = False
+        if not mine:
+            logging.getLogger("gridctl.control").warning("%s is gone: the controller ends", home.lock)
+            stop.set()
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 async def _let_join(controller: "Controller", listen: str) -> Callable[[], Awaitable[None]]:

@@ -13,7 +13,7 @@ from aiohttp.typedefs import Handler
 
 from gridctl import __version__
 from gridctl.control.controller import Controller
-from gridctl.errors import GridctlError, Refused
+from gridctl.errors import ConfigError, GridctlError, Refused
 from gridctl.model.fleet import jobs, spares
 from gridctl.model.plans import Gate, Request
 
@@ -168,7 +168,8 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
         text = f"{request.method} {ascii(request.path)[1:-1]}: {error.reason}"
         return _json({"code": "bad-request", "text": text}, error.status)
     except GridctlError as error:
-        return _json({"code": "failed", "text": str(error)}, 500)
+        code = "config" if isinstance(error, ConfigError) else "failed"
+        return _json({"code": code, "text": str(error)}, 500)
     except ConnectionError:
         raise  # the asker has gone away
     except Exception as error:

@@ -51,8 +51,9 @@ def run(options: Options, confirm: Callable[[Plan], Gate]) -> dict[str, Any]:
         try:
             return _run(options, confirm, fleet, progress)
         finally:
-            fleet.close()
-            shutil.rmtree(root, ignore_errors=True)
+            with _undisturbed():
+                fleet.close()
+                shutil.rmtree(root, ignore_errors=True)
 
 
 def _run(options: Options, confirm: Callable[[Plan], Gate], fleet: Any, progress: Progress) -> dict[str, Any]:
@@ -175,6 +176,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((address("n1"), 0))
         return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Whoever presses Ctrl-C twice does not break off the cleaning up."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

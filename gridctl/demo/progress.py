@@ -1,6 +1,7 @@
 """A bar on a terminal, lines elsewhere; both on stderr."""
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -33,9 +34,9 @@ class Progress:
         elapsed_s = time.monotonic() - self._started_s
         if self._terminal:
             filled = self._percent * WIDTH // 100
-            self._stream.write(
-                f"\r\x1b[K[{'#' * filled}{'.' * (WIDTH - filled)}] {elapsed_s:3.0f} s  {what[:60]}"
-            )
+            line = f"[{'#' * filled}{'.' * (WIDTH - filled)}] {elapsed_s:3.0f} s  {what}"
+            columns = os.get_terminal_size(self._stream.fileno()).columns or 80
+            self._stream.write(f"\r\x1b[K{line[: columns - 1]}")  # a wrapped line could not be drawn over
         elif what != self._last:
             self._stream.write(f"demo: {elapsed_s:3.0f} s  {what}\n")
         self._last = what

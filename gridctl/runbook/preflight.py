@@ -128,7 +128,7 @@ def _alike(source: NodeStatus, spare: NodeStatus, policy: Policy) -> Iterator[Bl
             yield Blocker(
                 code="driver-differs", text=f"{text} results may differ in the last bits", fatal=False
             )
-    if source.rack != spare.rack and policy.require_same_rack:
+    if policy.require_same_rack and (source.rack != spare.rack or not source.rack):
         yield fatal(
             "spare-rack",
             f"{spare.node} stands in rack {spare.rack or 'unknown'}, {source.node} in"

@@ -173,6 +173,19 @@ def test_a_person_makes_a_fleet_and_adds_nodes(home: Path) -> None:
     assert states == {"home": "ok", "trust": "ok", "journal": "warn", "controller": "unknown"}
 
 
+def test_a_controller_whose_home_is_deleted_ends(home: Path) -> None:
+    make_fleet(home)
+    gridctl(home, "nodes")
+    stat = Path(f"/proc/{int((home / 'controller.lock').read_text())}/stat")
+    assert stat.exists()
+    (home / "controller.lock").unlink()
+
+    def ended() -> bool:
+        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+    wait_for("the controller ends", ended)
+
+
 def test_the_doctor_ends_with_7_where_something_must_be_put_right(home: Path) -> None:
     make_fleet(home)
     (home / "trust/operator.key").chmod(0o644)

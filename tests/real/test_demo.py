@@ -1,5 +1,6 @@
 """`gridctl demo` as a user runs it: the proof in its JSON, and nothing left behind when it is interrupted."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -86,6 +87,24 @@ def test_a_spoilt_transfer_is_found_and_training_goes_on(folder: Path) -> None:
     assert report["steps"] == {"lost": 0, "repeated": 0}
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("--yes",), Exit.USAGE, "--yes needs --reason"),
+        ((), Exit.REFUSED, "nobody to ask"),
+        (("--yes", "--reason", "x", "--evacuate", "gpu:7"), Exit.USAGE, "no such device"),
+    ],
+)
+def test_what_cannot_be_confirmed_is_not_begun(
+    folder: Path, words: tuple[str, ...], code: Exit, says: str
+) -> None:
+    child = demo(folder, *words)
+    _, narration = child.communicate(timeout=DEADLINE_S)
+    assert (child.returncode, says in narration) == (code, True), narration
+    assert "certificates" not in narration
+    assert list(folder.iterdir()) == []
+
+
 def test_an_interrupted_demo_leaves_nothing(folder: Path) -> None:
     child = demo(folder, "--yes", "--reason", "a test")
     assert child.stderr is not None
@@ -94,6 +113,10 @@ def test_an_interrupted_demo_leaves_nothing(folder: Path) -> None:
             break
     assert left_over(folder) != []
     child.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(0.1)
+        pytest.fail("it ended before it could have cleaned up")
+    child.send_signal(signal.SIGINT)  # an impatient person presses it twice
     child.communicate(timeout=DEADLINE_S)
     assert child.returncode == Exit.INTERRUPTED
     assert left_over(folder) == []

@@ -51,6 +51,12 @@ def skewed(nodes: dict[str, Node], name: str, skew_s: float) -> dict[str, Node]:
             "spare-rack",
             "n4 stands in rack r9, n2 in r1",
         ),
+        (
+            fleet(n2={"rack": ""}, n4={"rack": ""}),
+            {"require_same_rack": True},
+            "spare-rack",
+            "n4 stands in rack unknown, n2 in unknown",
+        ),
         (fleet(n4={"serial": "SN2"}), {}, "same-host", "both say chassis serial SN2"),
         (fleet(n4={"frozen": ["fleet"]}), {}, "frozen", "the fleet is frozen on n4"),
         (

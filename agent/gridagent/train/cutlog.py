@@ -17,7 +17,7 @@ class CutLog:
     def __init__(self) -> None:
         self._times: dict[tuple[str, Phase], float] = {}
         self._parts_ms: dict[str, float] = {}
-        self._bytes = 0
+        self._bytes: dict[str, int] = {}  #: rank -> what it moved
         self._digests: dict[str, dict[str, str]] = {}
 
     def entered(self, machine: str, phase: Phase) -> float:
@@ -28,7 +28,7 @@ class CutLog:
         """One end of a transfer tells its times; of several, the slowest counts."""
         for part, value in metrics["parts_ms"].items():
             self._parts_ms[part] = max(self._parts_ms.get(part, 0.0), float(value))
-        self._bytes = max(self._bytes, int(metrics["bytes"]))
+        self._bytes[str(metrics["rank"])] = int(metrics["bytes"])
         self._digests[str(metrics["rank"])] = dict(metrics["digests"])
 
     def report(self, handover: str, ended: Report, session_of: Callable[[str], str]) -> wire.CutReport:
@@ -50,7 +50,7 @@ class CutLog:
             found=list(ended.found),
             parts_ms=parts_ms,
             cut_ms=max(0.0, (ended_s - began_s) * 1e3),
-            state_bytes=self._bytes,
+            state_bytes=sum(self._bytes.values()),
             digests=self._digests,
             owners={str(rank): session_of(party) for rank, party in ended.owners},
             t_boundary_unix_s=began_s,
