@@ -9,6 +9,7 @@ from gridctl.cli import (
     about,
     cordons,
     demo,
+    diagnose,
     doctor,
     freeze,
     incidents,
@@ -64,6 +65,7 @@ def _tree() -> None:
     root.command()(incidents.incidents)
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
+    root.command()(diagnose.diagnose)
     root.command()(demo.demo)
     root.command()(watch.watch)
     root.command()(doctor.doctor)
