@@ -17,7 +17,9 @@ PREEMPT = ("yes", "no", "if-fatal")
 WHEN = ("none", "now", "after_job", "after_restart", "window", "before_admission")
 
 
-class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PolicyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all tables say of a row: how bad, what to do, and by whose word."""
+
     severity: str
     action: str
     preempt: str  #: "yes" is a decisive signal; "if-fatal" is one if the driver's line says Fatal
@@ -29,7 +31,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"unknown word in {self}")
 
 
-class XidRow(_Row, frozen=True, kw_only=True):
+class XidRow(PolicyRow, frozen=True, kw_only=True):
     """What one Xid number means."""
 
     xid: int
@@ -38,14 +40,14 @@ class XidRow(_Row, frozen=True, kw_only=True):
     fault: str
 
 
-class RecoveryRow(_Row, frozen=True, kw_only=True):
+class RecoveryRow(PolicyRow, frozen=True, kw_only=True):
     """What one value of NVML field 230 (also told by Xid 154) means."""
 
     value: int
     name: str
 
 
-class DeviceRow(_Row, frozen=True, kw_only=True):
+class DeviceRow(PolicyRow, frozen=True, kw_only=True):
     """What a metric of a device means when it is set ("level") or goes up ("rise")."""
 
     metric: str
@@ -103,7 +105,7 @@ class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
     thresholds: Thresholds
 
 
-_R = TypeVar("_R", bound=_Row)
+_R = TypeVar("_R", bound=PolicyRow)
 
 _UNKNOWN = XidRow(
     xid=-1,
@@ -139,14 +141,15 @@ def parse_table(text: str, row: type[_R], name: str) -> list[_R]:
 def builtin() -> DetectPolicy:
     """The policy that is delivered with gridctl."""
     return DetectPolicy(
-        xids={row.xid: row for row in parse_table(_text("xid.tsv"), XidRow, "xid.tsv")},
-        recovery={row.value: row for row in parse_table(_text("recovery.tsv"), RecoveryRow, "recovery.tsv")},
-        devices={row.metric: row for row in parse_table(_text("device.tsv"), DeviceRow, "device.tsv")},
-        thresholds=msgspec.convert(tomllib.loads(_text("thresholds.toml")), Thresholds),
+        xids={row.xid: row for row in parse_table(delivered("xid.tsv"), XidRow, "xid.tsv")},
+        recovery={row.value: row for row in parse_table(delivered("recovery.tsv"), RecoveryRow, "recovery.tsv")},
+        devices={row.metric: row for row in parse_table(delivered("device.tsv"), DeviceRow, "device.tsv")},
+        thresholds=msgspec.convert(tomllib.loads(delivered("thresholds.toml")), Thresholds),
     )
 
 
-def _text(name: str) -> str:
+def delivered(name: str) -> str:
+    """A file that stands beside this one."""
     content = pkgutil.get_data(__name__, name)
     assert content is not None, f"{name} is a part of this package"
     return content.decode()
