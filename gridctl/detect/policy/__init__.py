@@ -105,7 +105,7 @@ class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
     thresholds: Thresholds
 
 
-_R = TypeVar("_R", bound=PolicyRow)
+_R = TypeVar("_R", bound=msgspec.Struct)
 
 _UNKNOWN = XidRow(
     xid=-1,
@@ -142,7 +142,9 @@ def builtin() -> DetectPolicy:
     """The policy that is delivered with gridctl."""
     return DetectPolicy(
         xids={row.xid: row for row in parse_table(delivered("xid.tsv"), XidRow, "xid.tsv")},
-        recovery={row.value: row for row in parse_table(delivered("recovery.tsv"), RecoveryRow, "recovery.tsv")},
+        recovery={
+            row.value: row for row in parse_table(delivered("recovery.tsv"), RecoveryRow, "recovery.tsv")
+        },
         devices={row.metric: row for row in parse_table(delivered("device.tsv"), DeviceRow, "device.tsv")},
         thresholds=msgspec.convert(tomllib.loads(delivered("thresholds.toml")), Thresholds),
     )
