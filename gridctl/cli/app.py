@@ -14,6 +14,7 @@ from gridctl.cli import (
     freeze,
     incidents,
     journal,
+    replay,
     run,
     swap,
     trust,
@@ -66,6 +67,7 @@ def _tree() -> None:
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
     root.command()(diagnose.diagnose)
+    root.command()(replay.replay)
     root.command()(demo.demo)
     root.command()(watch.watch)
     root.command()(doctor.doctor)

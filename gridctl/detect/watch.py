@@ -4,7 +4,7 @@ A node is `blind` while nothing is heard of it, `faulty` after a decisive signal
 layers, `suspect` with anything else that weighs, and else `healthy`. Only `faulty` asks for a swap.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -34,8 +34,15 @@ _DEVICES_MAX = 1024
 class Watch:
     """Feeds on stream records. Equal inputs give equal outputs, and no node influences another one."""
 
-    def __init__(self, policy: DetectPolicy, fleet: Iterable[WatchedNode] = ()) -> None:
+    def __init__(
+        self,
+        policy: DetectPolicy,
+        fleet: Iterable[WatchedNode] = (),
+        jobs: Mapping[str, set[str]] | None = None,
+    ) -> None:
+        """`jobs`: node -> the jobs that have a rank on it, where that is known."""
         self._policy = policy
+        self._jobs = jobs or {}
         self._nodes: dict[str, _Node] = {}
         for node in fleet:
             self.update(node)
