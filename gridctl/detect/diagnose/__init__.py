@@ -6,12 +6,37 @@ raises for what a material says. What no layer understands is a diagnosis of its
 
 from collections.abc import Callable, Iterable, Sequence
 
+from gridctl.detect.diagnose.checkpoint_facts import checkpoint_facts
+from gridctl.detect.diagnose.checkpoint_files import checkpoint_files
+from gridctl.detect.diagnose.fleet import fleet
+from gridctl.detect.diagnose.flight_recorder import flight_recorder
+from gridctl.detect.diagnose.nccl import nccl
+from gridctl.detect.diagnose.nic import nic
+from gridctl.detect.diagnose.progress import progress
+from gridctl.detect.diagnose.resume import resume
+from gridctl.detect.diagnose.slurm import slurm
+from gridctl.detect.diagnose.slurm_events import slurm_events
+from gridctl.detect.diagnose.spares import spares
+from gridctl.detect.diagnose.torch_log import torch_log
 from gridctl.model.diagnosis import Diagnosis, Material, Why
 from gridctl.model.findings import SEVERITIES
 
 Layer = Callable[[Sequence[Material]], Iterable[Diagnosis]]
 
-LAYERS: tuple[Layer, ...] = ()
+LAYERS: tuple[Layer, ...] = (
+    fleet,
+    progress,
+    spares,
+    nccl,
+    nic,
+    torch_log,
+    flight_recorder,
+    slurm,
+    slurm_events,
+    checkpoint_files,
+    checkpoint_facts,
+    resume,
+)
 
 
 def diagnose(materials: Sequence[Material]) -> list[Diagnosis]:
