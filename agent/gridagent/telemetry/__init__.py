@@ -29,4 +29,8 @@ def open_source(text: str, home: Home, node: str) -> Source:
         from gridagent.telemetry.replay import open_replay
 
         return open_replay(rest, home, node)
-    raise ConfigError(f"{home.config_file}: {text!r} is no source; known: replay:FILE?node=NAME")
+    if scheme == "nvml":
+        from gridagent.telemetry.nvml import open_nvml
+
+        return open_nvml(rest, home)
+    raise ConfigError(f"{home.config_file}: {text!r} is no source; known: nvml, replay:FILE?node=NAME")
