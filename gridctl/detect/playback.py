@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from gridagent.wire import StreamRecord
 from gridctl.detect.grouping import Incidents
 from gridctl.detect.policy import DetectPolicy
@@ -25,13 +27,16 @@ class Playback:
         self, policy: DetectPolicy, nodes: Iterable[WatchedNode], jobs: Mapping[str, set[str]]
     ) -> None:
         nodes = list(nodes)
+        self._spares = {node.name: node for node in nodes if node.spare}
         self._watch = Watch(policy, nodes, jobs)
-        self._incidents = Incidents(nodes, jobs)
+        self._incidents = Incidents(policy.thresholds.shared_fate, nodes, jobs)
         self._clock = FleetClock(node.name for node in nodes)
         self._ticked_s = 0.0
 
     def feed(self, record: StreamRecord) -> Iterator[Line]:
         """Takes one record."""
+        if record.kind == "progress" and (spare := self._spares.pop(record.node, None)):
+            self._watch.update(msgspec.structs.replace(spare, spare=False))  # a rank runs on it now
         heard_s = self._clock.feed(record.node, record.t_unix_s)
         yield from self._lines(self._watch.feed(record, heard_s))
         if self._clock.now_s >= self._ticked_s + TICK_S:

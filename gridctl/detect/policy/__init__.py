@@ -58,9 +58,45 @@ class DeviceRow(PolicyRow, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a node counts as blind."""
+    """When a node counts as blind, and when as failed."""
 
     silent_s: float
+    phi: float
+    intervals_min: int
+    spread_min_share: float
+    observers: int
+    misses: int
+
+
+class Blindness(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a device that is listed and gives no value counts as unknown."""
+
+    node_samples: int
+    device_samples: int
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a reboot excuses."""
+
+    grace_s: float
+
+
+class SharedFate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the same on several nodes has one cause."""
+
+    nodes: int
+    window_s: float
+    silent_share: float
+
+
+class BreakerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many evictions there may be."""
+
+    fleet_nodes: int
+    fleet_share: float
+    fleet_window_s: float
+    group_nodes: int
+    group_window_s: float
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,6 +130,10 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chain: Chain
     two_layers: TwoLayers
     ecc_corrected_rate: CorrectedRate
+    blind: Blindness
+    boot: Boot
+    shared_fate: SharedFate
+    breaker: BreakerLimits
 
 
 class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
