@@ -22,8 +22,15 @@ class Source(Protocol):
     def __aiter__(self) -> AsyncIterator[Reading]: ...
 
 
-def open_source(text: str, home: Home, node: str) -> Source:
-    """The source that a `sources` entry of agent.toml names. Raises `ConfigError`."""
+def open_source(text: str, home: Home, node: str, sysroot: str = "/") -> Source:
+    """The source that a `sources` entry of agent.toml names. Raises `ConfigError`.
+
+    Files are read below `sysroot`, unless the entry names a root of its own.
+    """
+    from gridagent.telemetry.files import NAMES, open_files
+
+    if (files := open_files(text, home, sysroot)) is not None:
+        return files
     scheme, _, rest = text.partition(":")
     if scheme == "replay":
         from gridagent.telemetry.replay import open_replay
@@ -33,4 +40,5 @@ def open_source(text: str, home: Home, node: str) -> Source:
         from gridagent.telemetry.nvml import open_nvml
 
         return open_nvml(rest, home)
-    raise ConfigError(f"{home.config_file}: {text!r} is no source; known: nvml, replay:FILE?node=NAME")
+    known = ", ".join((*NAMES, "nvml", "replay:FILE?node=NAME"))
+    raise ConfigError(f"{home.config_file}: {text!r} is no source; known: {known}")

@@ -1,0 +1,46 @@
+"""Source `ethernet`: network interfaces with hardware of their own, from /sys/class/net."""
+
+from gridagent.telemetry import Reading
+from gridagent.telemetry.polled import Probe
+from gridagent.telemetry.tree import sample
+
+_CLASS = "sys/class/net"
+_ETHERNET = 1  #: ARPHRD_ETHER
+_STATES = {"up": 1, "down": 0, "lowerlayerdown": 0, "notpresent": 0, "dormant": 0, "testing": 0}
+COUNTERS: dict[str, str] = {
+    "link_downed_total": "carrier_down_count",
+    "carrier_changes_total": "carrier_changes",
+    "rcv_err_total": "statistics/rx_errors",
+    "rx_crc_err_total": "statistics/rx_crc_errors",
+    "rx_dropped_total": "statistics/rx_dropped",
+    "xmit_err_total": "statistics/tx_errors",
+    "xmit_discards_total": "statistics/tx_dropped",
+    "rx_bytes_total": "statistics/rx_bytes",
+    "tx_bytes_total": "statistics/tx_bytes",
+}
+
+
+class Ethernet(Probe):
+    """Devices `nic:INTERFACE`. Bridges, tunnels and a host's virtual functions are none."""
+
+    INTERVAL_S = 1.0
+
+    def read(self) -> list[Reading]:
+        found = []
+        for name in self.tree.names(_CLASS):
+            folder = f"{_CLASS}/{name}"
+            hardware = self.tree.has(f"{folder}/device") and not self.tree.has(f"{folder}/device/physfn")
+            if hardware and self.tree.number(f"{folder}/type") in (_ETHERNET, None):
+                found.append(sample(f"nic:{name}", self._values(folder)))
+        return found
+
+    def _values(self, folder: str) -> dict[str, float | None]:
+        state: float | None = _STATES.get(self.tree.text(f"{folder}/operstate") or "")
+        if state is None:  # some drivers leave it unknown
+            state = self.tree.number(f"{folder}/carrier")
+        speed = self.tree.number(f"{folder}/speed")
+        values: dict[str, float | None] = {"state": state}
+        values["rate_gbps"] = speed / 1000 if speed is not None and speed > 0 else None
+        for metric, name in COUNTERS.items():
+            values[metric] = self.tree.number(f"{folder}/{name}")
+        return values
