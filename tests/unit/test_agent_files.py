@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from gridagent.errors import ConfigError
 from gridagent.home import Home
 from gridagent.telemetry import Reading, open_source
-from gridagent.telemetry.counters import WATTS_MAX, Total, rise, watts
 from gridagent.telemetry.ethernet import Ethernet
 from gridagent.telemetry.files import PROBES, open_files
 from gridagent.telemetry.infiniband import COUNTERS_S, InfiniBand
@@ -285,6 +284,15 @@ def test_power_supplies_and_what_only_looks_like_one(tmp_path: Path) -> None:
     assert set(found) == {"psu:0", "psu:1", "psu:2"}
 
 
+def test_a_supply_without_power_keeps_its_number(tmp_path: Path) -> None:
+    plant(tmp_path, psu(4, "pmbus", 231_500, 900_000_000) | psu(5, "pmbus", 231_500, 800_000_000))
+    probe = probe_of("hwmon", tmp_path)
+    assert set(values(probe.read())) == {"psu:0", "psu:1"}
+    plant(tmp_path, psu(4, "pmbus", 250, 0))
+    found = values(probe.read())
+    assert (found["psu:0"]["ok"], found["psu:1"]["ok"], found["psu:1"]["in_w"]) == (0, 1, 800.0)
+
+
 def test_cpu_power_over_the_end_of_the_counter(tmp_path: Path) -> None:
     zone = "sys/class/powercap/intel-rapl:0"
     plant(
@@ -438,48 +446,6 @@ ODD = [
     "proc/uptime",
     "proc/1/mounts",
 ]
-
-
-# ---- arithmetic
-
-COUNTS = st.integers(0, 2**64)
-
-
-@given(COUNTS, COUNTS)
-def test_a_rise_is_never_negative(before: int, after: int) -> None:
-    assert rise(before, after) == (after - before if after >= before else after) >= 0
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1000), st.sampled_from(["", "reset", "gone"])))
-)
-def test_a_total_counts_every_event_once(steps: list[tuple[str, int, str]]) -> None:
-    """The slow twin counts the events. A reset shows where the counter is below its last value then."""
-    total, truth, counters = Total(), 0, {"a": 0, "b": 0}
-    for key, events, what in steps:
-        if what == "reset" and events < counters[key]:
-            counters[key] = 0
-        counters[key] += events
-        truth += events
-        seen = {name: None if what == "gone" and name != key else count for name, count in counters.items()}
-        assert total.add(seen) == truth
-
-
-@given(st.floats(0, WATTS_MAX), st.floats(0.1, 60), st.integers(0, 2**40), st.integers(2**38, 2**40))
-def test_power_is_right_or_unknown(power_w: float, elapsed_s: float, start_uj: int, range_uj: int) -> None:
-    before_uj = start_uj % range_uj
-    energy_uj = int(power_w * elapsed_s * 1e6)
-    known = watts(before_uj, (before_uj + energy_uj) % range_uj, range_uj, elapsed_s)
-    if elapsed_s * WATTS_MAX * 1e6 < range_uj:
-        assert known == pytest.approx(power_w, abs=1e-4)
-    else:
-        assert known is None
-
-
-@given(st.floats(0, 2**50), st.floats(0, 2**50), st.none() | st.floats(-1, 2**50), st.floats(-1, 1e6))
-def test_power_is_never_absurd(before: float, after: float, range_uj: float | None, elapsed_s: float) -> None:
-    power_w = watts(before, after, range_uj, elapsed_s)
-    assert power_w is None or 0 <= power_w <= WATTS_MAX
 
 
 def test_an_interval_is_never_below_the_source_s_own(tmp_path: Path) -> None:

@@ -1,23 +1,20 @@
-"""The sources of logs: the kernel's ring and files that rotate; and what asks them, where a read hangs."""
+"""The sources of logs: the kernel's ring and files that rotate."""
 
-import asyncio
 import errno
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gridagent.home import Home
-from gridagent.telemetry import Reading, kmsg, logfile, open_source
+from gridagent.telemetry import Reading, kmsg, logfile
 from gridagent.telemetry.kmsg import FIRST_S, Kmsg
 from gridagent.telemetry.logfile import GRACE_S, LogFile
-from gridagent.telemetry.logs import LINE_BYTES_MAX
-from gridagent.telemetry.polled import Polled, Probe
-from gridagent.telemetry.tree import Tree, sample
+from gridagent.telemetry.logs import LINE_BYTES_MAX, LogProbe
+from gridagent.telemetry.tree import Tree
 
 #: A deadline for what takes milliseconds on a machine at rest.
 PATIENCE_S = 30.0
@@ -69,7 +66,7 @@ class Ring:
         return Kmsg(Tree(self.root, "kmsg"), self.root / "cursors/k.json", self.clock)
 
 
-def taken(probe: Probe) -> list[Reading]:
+def taken(probe: LogProbe) -> list[Reading]:
     found = probe.read()
     probe.taken()
     return found
@@ -221,6 +218,22 @@ def test_no_byte_breaks_the_kernel_log(tmp_path_factory: pytest.TempPathFactory,
             file.write(chunk)
         assert all(len(line) <= LINE_BYTES_MAX for line in lines(taken(agent)))
     agent.close()
+
+
+def test_a_device_that_fails_is_opened_again_and_told_once(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = ring.agent()
+    ring.print(record(1, "one"))
+    found = taken(agent)
+    with monkeypatch.context() as broken:
+        broken.setattr(kmsg.os, "read", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+        for _ in range(3):
+            found += taken(agent)
+            ring.clock.now_s += 60
+    ring.print(record(2, "two", at_s=UPTIME_S - 2 * FIRST_S))  # old, but no more than the agent's own absence
+    found += taken(agent)
+    assert (states(found), len(lines(found))) == (["failed"], 2)
 
 
 # ---- log files
@@ -396,128 +409,3 @@ def test_every_line_comes_once_and_in_order(
                 agent = log.agent()
     agent.close()
     assert told == [f"line {i + 1}" for i in range(count)]
-
-
-# ---- asking, with a deadline
-
-
-async def following(source: AsyncIterator[Reading], enough: Callable[[Reading], bool]) -> list[Reading]:
-    found = []
-    async with asyncio.timeout(PATIENCE_S):
-        async for reading in source:
-            found.append(reading)
-            if enough(reading):
-                break
-    return found
-
-
-def test_a_read_that_hangs_is_told_and_not_repeated_and_the_loop_goes_on(tmp_path: Path) -> None:
-    net = tmp_path / "sys/class/net/e0"
-    (net / "device").mkdir(parents=True)
-    (net / "operstate").write_text("up\n")
-    speed = net / "speed"
-    speed.write_text("100000\n")
-    source = open_source(f"ethernet?root={tmp_path}&interval=0.1&deadline=0.2", Home(tmp_path), "n")
-
-    async def main() -> None:
-        stream = source.__aiter__()
-        first = await following(stream, lambda reading: True)
-        assert first[0].v["v"]["rate_gbps"] == 100
-        speed.unlink()
-        os.mkfifo(speed)  # opening it waits for a writer
-        found = await following(stream, lambda reading: reading.v.get("v", {}).get("state", 0) is None)
-        assert states(found) == ["hang"]
-        hang = next(reading for reading in found if reading.kind == "note")
-        assert hang.v["path"] == "/sys/class/net/e0/speed"
-        assert set(found[-1].v["v"].values()) == {None}
-        waiting = asyncio.ensure_future(following(stream, lambda reading: reading.kind == "sample"))
-        await asyncio.wait([waiting], timeout=0.5)  # five intervals: it is not asked again, nothing is told
-        assert not waiting.done()
-        descriptor = os.open(speed, os.O_WRONLY)
-        speed.unlink()
-        speed.write_text("25000\n")
-        os.close(descriptor)
-        after = await waiting
-        assert states(after) == ["answers"]
-        assert after[-1].v["v"]["rate_gbps"] == 25
-        await stream.aclose()
-
-    asyncio.run(main())
-
-
-def test_the_end_of_the_agent_does_not_wait_for_a_read_that_hangs(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    os.mkfifo(tmp_path / "proc/loadavg")
-    source = open_source(f"system?root={tmp_path}&deadline=0.05", Home(tmp_path), "n")
-
-    async def main() -> list[Reading]:
-        return await following(source.__aiter__(), lambda reading: True)
-
-    assert states(asyncio.run(main())) == ["hang"]
-    os.close(os.open(tmp_path / "proc/loadavg", os.O_RDWR | os.O_NONBLOCK))  # lets the thread go
-
-
-class Script(Probe):
-    """Gives what it is told to give, one entry a read."""
-
-    INTERVAL_MIN_S = 0.0
-
-    def __init__(self, tree: Tree, answers: list[list[Reading] | Exception]) -> None:
-        super().__init__(tree)
-        self.answers = answers
-
-    def read(self) -> list[Reading]:
-        answer = self.answers.pop(0) if self.answers else [Reading("note", {"state": "end"})]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-def told_by(tmp_path: Path, *answers: list[Reading] | Exception) -> list[Reading]:
-    source = Polled(Script(Tree(tmp_path, "script"), list(answers)), 0.001)
-
-    async def main() -> list[Reading]:
-        return await following(source.__aiter__(), lambda reading: reading.v.get("state") == "end")
-
-    return asyncio.run(main())[:-1]
-
-
-def test_a_device_that_vanishes_has_no_values_any_more(tmp_path: Path) -> None:
-    both = [sample("nic:a", {"state": 1}), sample("nic:b", {"state": 1, "rate_gbps": 5})]
-    found = told_by(tmp_path, both, [sample("nic:a", {"state": 1})], [sample("nic:a", {"state": 1})])
-    gone = [reading.v["v"] for reading in found if reading.v["device"] == "nic:b"]
-    assert gone == [{"state": 1, "rate_gbps": 5}, {"state": None, "rate_gbps": None}]
-
-
-def test_a_read_that_fails_is_told_once_and_tried_again(tmp_path: Path) -> None:
-    found = told_by(tmp_path, OSError(5, "I/O"), OSError(5, "I/O"), [sample("node", {"load1": 1})])
-    assert states(found) == ["failed"]
-    assert found[-1].v["v"] == {"load1": 1}
-
-
-def test_the_stream_of_a_log_keeps_its_place_at_the_end(tmp_path: Path) -> None:
-    ring = Ring(tmp_path)
-    ring.print("plain text, as a stand-in may have\n")
-    ring.print(f"4,1,{int(time.monotonic() * 1e6)},-;one\n4,2,{int(time.monotonic() * 1e6)},-;two\n")
-
-    async def main() -> list[Reading]:
-        source = open_source(f"kmsg?root={tmp_path}&interval=0.05", Home(tmp_path), "n")
-        found: list[Reading] = []
-
-        async def play() -> None:
-            async for reading in source:
-                found.append(reading)
-                if len(found) == 3:
-                    complete.set()
-
-        complete = asyncio.Event()
-        task = asyncio.ensure_future(play())
-        async with asyncio.timeout(PATIENCE_S):
-            await complete.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return found
-
-    assert len(lines(asyncio.run(main()))) == 3
-    [cursor] = (tmp_path / "cursors").iterdir()
-    assert cursor.read_bytes() == b'{"boot":"b-1","seq":2}'

@@ -1,8 +1,14 @@
 """Source `ethernet`: network interfaces with hardware of their own, from /sys/class/net."""
 
+import time
+from collections.abc import Callable
+
 from gridagent.telemetry import Reading
 from gridagent.telemetry.polled import Probe
-from gridagent.telemetry.tree import sample
+from gridagent.telemetry.tree import Tree, sample
+
+#: A link's speed is a question to the adapter's firmware; the other values are the kernel's own.
+SPEED_S = 10.0
 
 _CLASS = "sys/class/net"
 _ETHERNET = 1  #: ARPHRD_ETHER
@@ -25,6 +31,10 @@ class Ethernet(Probe):
 
     INTERVAL_S = 1.0
 
+    def __init__(self, tree: Tree, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(tree, clock)
+        self._next_s: dict[str, float] = {}  #: interface -> when its speed may be read again
+
     def read(self) -> list[Reading]:
         found = []
         for name in self.tree.names(_CLASS):
@@ -38,9 +48,11 @@ class Ethernet(Probe):
         state: float | None = _STATES.get(self.tree.text(f"{folder}/operstate") or "")
         if state is None:  # some drivers leave it unknown
             state = self.tree.number(f"{folder}/carrier")
-        speed = self.tree.number(f"{folder}/speed")
         values: dict[str, float | None] = {"state": state}
-        values["rate_gbps"] = speed / 1000 if speed is not None and speed > 0 else None
+        if self.clock() >= self._next_s.get(folder, 0.0):
+            speed = self.tree.number(f"{folder}/speed")
+            values["rate_gbps"] = speed / 1000 if speed is not None and speed > 0 else None
+            self._next_s[folder] = self.clock() + SPEED_S
         for metric, name in COUNTERS.items():
             values[metric] = self.tree.number(f"{folder}/{name}")
         return values

@@ -4,10 +4,12 @@ Chips that another source reads better are left out. Many chips are a firmware's
 """
 
 import re
+import time
+from collections.abc import Callable
 
 from gridagent.telemetry import Reading
 from gridagent.telemetry.polled import Probe
-from gridagent.telemetry.tree import sample
+from gridagent.telemetry.tree import Tree, sample
 
 _CLASS = "sys/class/hwmon"
 _ELSEWHERE = {"nvme"}
@@ -28,10 +30,14 @@ class Hwmon(Probe):
 
     INTERVAL_S = 10.0
 
+    def __init__(self, tree: Tree, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(tree, clock)
+        self._supplies: dict[str, int] = {}  #: place of a power supply -> its number, for good
+
     def read(self) -> list[Reading]:
         found: list[Reading] = []
         node: dict[str, float | None] = {}
-        supplies: list[tuple[str, dict[str, float | None]]] = []
+        supplies: dict[str, dict[str, float | None]] = {}
         for number in self.tree.names(_CLASS, "hwmon"):
             folder = f"{_CLASS}/{number}"
             chip = self.tree.text(f"{folder}/name")
@@ -42,11 +48,13 @@ class Hwmon(Probe):
             files = self.tree.names(folder)
             parent = self.tree.target(f"{_CLASS}/{number}/device") or number
             found += self._heat(f"hwmon:{chip[:40]}@{parent}", folder, files, node)
-            if (supply := self._supply(chip, folder, files)) is not None:
-                supplies.append((f"{parent} {number}", supply))
+            if (supply := self._supply(parent, chip, folder, files)) is not None:
+                supplies[parent] = supply
             if chip == "power_meter":  # ACPI's name for what the whole machine takes
                 node["in_w"] = self.tree.number(f"{folder}/power1_average", 1e-6)
-        found += [sample(f"psu:{i}", values) for i, (_, values) in enumerate(sorted(supplies, key=_by_place))]
+        for place, values in sorted(supplies.items()):
+            index = self._supplies.setdefault(place, len(self._supplies))
+            found.append(sample(f"psu:{index}", values, place=place))
         if node:
             found.append(sample("node", node))
         return found
@@ -81,7 +89,7 @@ class Hwmon(Probe):
         value = self.tree.number(name)
         return value / 1000 if value is not None and CELSIUS_MIN <= value / 1000 <= CELSIUS_MAX else None
 
-    def _supply(self, chip: str, folder: str, files: list[str]) -> dict[str, float | None] | None:
+    def _supply(self, place: str, chip: str, folder: str, files: list[str]) -> dict[str, float | None] | None:
         """Values of a power supply's input, None if the chip is none: regulators have inputs too."""
         labels = {
             (self.tree.text(f"{folder}/{name}") or "").lower(): name.removesuffix("_label")
@@ -90,7 +98,8 @@ class Hwmon(Probe):
         }
         power, voltage = labels.get("pin") or labels.get("pin1"), labels.get("vin") or labels.get("vin1")
         in_v = self.tree.number(f"{folder}/{voltage}_input", 1e-3) if voltage else None
-        if not _PSU_DRIVER.search(chip) and (in_v is None or in_v < MAINS_V_MIN):
+        known = place in self._supplies or _PSU_DRIVER.search(chip)
+        if not known and (in_v is None or in_v < MAINS_V_MIN):
             return None
         in_w = self.tree.number(f"{folder}/{power}_input", 1e-6) if power else None
         alarms = [
@@ -104,10 +113,6 @@ class Hwmon(Probe):
         elif in_v is not None:
             ok = 1
         return {"in_w": in_w, "in_v": in_v, "ok": ok}
-
-
-def _by_place(supply: tuple[str, dict[str, float | None]]) -> str:
-    return supply[0]
 
 
 def _known(*values: float | None) -> list[float]:

@@ -6,6 +6,7 @@ kept with the boot's id: a restarted agent goes on behind it, and after a reboot
 form of a record stands in the kernel's ABI document `dev-kmsg`.
 """
 
+import errno
 import os
 import re
 import time
@@ -45,7 +46,7 @@ class Kmsg(LogProbe):
         self._boot = boot_id(str(tree.root))
         self._fd = -1
         self._retry_s = float("-inf")
-        self._said_absent = False
+        self._said: set[int] = set()  #: what went wrong with the device and was told
         self._rest = b""
         before = self.kept(Position)
         #: None: nothing is known of what was told; -1: nothing of this boot
@@ -59,25 +60,9 @@ class Kmsg(LogProbe):
 
     def read(self) -> list[Reading]:
         found = self.keep()
-        self.more = False
-        if self._fd < 0 and not self._open(found):
-            return found
-        for _ in range(_READS_MAX):
-            try:
-                chunk = os.read(self._fd, _READ_BYTES)
-            except BlockingIOError:
-                return found
-            except BrokenPipeError:
-                continue  # the next record's number tells how many were lost
-            except OSError as error:
-                what = f"/{DEVICE} failed ({error.strerror}) and is opened again"
-                found.append(note(self.tree.source, "failed", what))
-                self._close()
-                return found
-            if not chunk:
-                return found
-            found += self._records(chunk)
-        self.more = True
+        self.more = (self._fd >= 0 or self._open(found)) and self._drain(found)
+        if self._fd >= 0 and not self.more:
+            self._first = False
         return found
 
     def close(self) -> None:
@@ -92,8 +77,8 @@ class Kmsg(LogProbe):
         try:
             self._fd = os.open(self.tree.root / DEVICE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            if not self._said_absent:
-                self._said_absent = True
+            if errno.ENOENT not in self._said:
+                self._said.add(errno.ENOENT)
                 found.append(
                     note(self.tree.source, "absent", f"there is no /{DEVICE}: kernel messages are unseen")
                 )
@@ -101,6 +86,27 @@ class Kmsg(LogProbe):
             self.tree.trouble(DEVICE, error)
         self._retry_s = now_s + RETRY_S
         return self._fd >= 0
+
+    def _drain(self, found: list[Reading]) -> bool:
+        """Reads until there is no more for now. True: it stopped before, because it was much."""
+        for _ in range(_READS_MAX):
+            try:
+                chunk = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                return False
+            except BrokenPipeError:
+                continue  # the next record's number tells how many were lost
+            except OSError as error:
+                if error.errno not in self._said:
+                    self._said.add(error.errno or 0)
+                    what = f"/{DEVICE} failed ({error.strerror}) and is opened again"
+                    found.append(note(self.tree.source, "failed", what))
+                self._close()
+                return False
+            if not chunk:
+                return False
+            found += self._records(chunk)
+        return True
 
     def _close(self) -> None:
         if self._fd >= 0:
