@@ -15,6 +15,7 @@ class Cleared(msgspec.Struct, frozen=True):
 
     kind: str
     device: str = ""  #: "": the one whose sample it was
+    layer: str = "device"
 
 
 class Device:

@@ -16,7 +16,8 @@ _EDAC = re.compile(
 _DIMM = re.compile(r".{0,120}? on (?P<dimm>.{1,120}?) \(", re.DOTALL)
 _HEAT = re.compile(
     r"(?:mce: )?CPU(?P<cpu>\d{1,5}): (?P<scope>Core|Package) temperature"
-    r"(?: (?P<above>above threshold), cpu clock throttled \(total events = (?P<total>\d{1,12})\)|/speed normal)"
+    r"(?: (?P<above>above threshold), cpu clock throttled \(total events = (?P<total>\d{1,12})\)"
+    r"|/speed normal)"
 )
 _HUNG = re.compile(
     r"INFO: task (?P<task>.{1,32}):\d{1,10} blocked for more than (?P<seconds>\d{1,6}) seconds"
@@ -26,11 +27,13 @@ _SLOT = re.compile(
     r"Detected insufficient power on the PCIe slot \((?P<watts>\d{1,4})W\)"
 )
 _OOM = re.compile(
-    r"(?P<scope>Memory cgroup out of memory|Out of memory)(?:: |, )Kill(?:ed)? process \d{1,10} \((?P<task>.{1,32}?)\)"
+    r"(?P<scope>Memory cgroup out of memory|Out of memory)(?:: |, )"
+    r"Kill(?:ed)? process \d{1,10} \((?P<task>.{1,32}?)\)"
 )
 _DRIVE = re.compile(
-    r"nvme (?P<drive>nvme\d{1,4}): (?:(?P<lost>Removing after probe failure|Disabling device after reset failure|"
-    r"Device not ready; aborting|controller is down; will reset: CSTS=0xffffffff)|I/O .{0,60}timeout)"
+    r"nvme (?P<drive>nvme\d{1,4}): (?:(?P<lost>Removing after probe failure|"
+    r"Disabling device after reset failure|Device not ready; aborting|"
+    r"controller is down; will reset: CSTS=0xffffffff)|I/O .{0,60}timeout)"
 )
 _BLOCK = re.compile(
     r"(?:blk_update_request: |print_req_error: )?(?:(?:critical )?(?:medium|target) error|I/O error), dev "

@@ -48,6 +48,7 @@ class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     kernel: bool = True  #: False: a process wrote it, whatever it says
     host: str = ""
+    program: str = ""  #: who wrote it, where the wrapper tells
     t_unix_s: float | None = None  #: None where the wrapper has no full date; no zone is read as UTC
     uptime_s: float | None = None
     year_s: float | None = None  #: seconds since New Year, where the wrapper has a date without a year
@@ -96,6 +97,7 @@ def _syslog(rest: str) -> KernelLine | None:
         message=folded["message"] if folded else message,
         kernel=match["program"] == "kernel",
         host=match["host"],
+        program=match["program"],
         t_unix_s=_iso(match) if match.re is _SYSLOG_ISO else None,
         uptime_s=uptime_s,
         year_s=_year(match) if match.re is _SYSLOG else None,
@@ -121,7 +123,7 @@ def _iso(match: re.Match[str]) -> float | None:
 
 
 def _year(match: re.Match[str]) -> float | None:
-    # A leap year, so that 29 February is a date. From one day to the next it is right in every other year too.
+    # A leap year, so that 29 February is a date.
     t_unix_s = _unix("2000", _MONTHS.get(match["month"], 0), match["day"], match["clock"])
     begin_unix_s = _unix("2000", 1, "1", "00:00:00")
     if t_unix_s is None or begin_unix_s is None:

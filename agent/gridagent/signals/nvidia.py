@@ -25,8 +25,8 @@ _RECOVERY = re.compile(
     r"to 0x([0-9a-f]{1,8}) \([^()]{1,40}\)\s*$"
 )
 _TEXT_START = re.compile(
-    r"(?:Ch |[Cc]hannel |Contained|Uncontained|GPU |Timeout|DBE|Double Bit|Row Remapper|Dynamic Page|Graphics |"
-    r"Class Error|NVLink|Additional to|intr |MMU Fault|errorString|An unrec|High single|SPI |"
+    r"(?:Ch |[Cc]hannel |Contained|Uncontained|GPU |Timeout|DBE|Double Bit|Row Remapper|Dynamic Page|"
+    r"Graphics |Class Error|NVLink|Additional to|intr |MMU Fault|errorString|An unrec|High single|SPI |"
     r"[A-Z]{3,6}_[A-Z_]{3,})"
 )
 _RESETS = re.compile(r"RST: (Yes|No), D-RST: (Yes|No)")

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gridctl.detect.diagnose.checkpoint_facts import checkpoint_facts
 from gridctl.detect.diagnose.checkpoint_files import checkpoint_files
+from gridctl.detect.diagnose.devices import devices
 from gridctl.detect.diagnose.fleet import fleet
 from gridctl.detect.diagnose.flight_recorder import flight_recorder
 from gridctl.detect.diagnose.nccl import nccl
 from gridctl.detect.diagnose.nic import nic
 from gridctl.detect.diagnose.progress import progress
+from gridctl.detect.diagnose.rdma import rdma, slurmstepd
+from gridctl.detect.diagnose.replicas import replicas
 from gridctl.detect.diagnose.resume import resume
 from gridctl.detect.diagnose.slurm import slurm
 from gridctl.detect.diagnose.slurm_events import slurm_events
@@ -24,18 +27,22 @@ from gridctl.model.findings import SEVERITIES
 Layer = Callable[[Sequence[Material]], Iterable[Diagnosis]]
 
 LAYERS: tuple[Layer, ...] = (
+    devices,
     fleet,
     progress,
     spares,
     nccl,
     nic,
+    rdma,
     torch_log,
     flight_recorder,
     slurm,
     slurm_events,
+    slurmstepd,
     checkpoint_files,
     checkpoint_facts,
     resume,
+    replicas,
 )
 
 
