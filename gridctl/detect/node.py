@@ -34,6 +34,8 @@ _RELEASING = {"undrain": "drain", "maintenance_end": "maintenance"}
 #: No defect of the node itself: two of these are no ground to leave it.
 _NOT_THE_NODE = ("app", "config", "environment", "monitor")
 _GONE = ("node", "peer_unreachable", "heartbeat")
+#: Logs whose lines are the kernel's own; NVML tells Xids in its form where an agent reads no kernel log.
+_KERNEL_LOGS = ("kmsg", "nvml")
 _DEVICES_MAX = 1024
 _BOOTS_MAX = 256
 
@@ -160,7 +162,7 @@ class NodeWatch:
     def _observe(self, record: StreamRecord) -> Iterable[Finding | Suppressed | Cleared]:
         v = record.v
         if record.kind == "log" and isinstance(line := v.get("line"), str):
-            return self._log.feed(record.t_unix_s, line) if v.get("source") == "kmsg" else ()
+            return self._log.feed(record.t_unix_s, line) if v.get("source") in _KERNEL_LOGS else ()
         if record.kind == "sample" and isinstance(name := v.get("device"), str):
             return self._sample(record.t_unix_s, name, v)
         if record.kind == "note":

@@ -28,7 +28,7 @@ STUB_VALUES = """
     mem_clock_mhz=2619 throttle=1 util_pct=97 mem_used_mib=3072 mem_total_mib=81920 processes=2
     recovery_action=0 ecc_sbe_total=5 ecc_dbe_total=0 ecc_sram_ue_total=3 ecc_sram_threshold=0
     pcie_replay_total=6 pcie_gen=4 pcie_gen_max=5 pcie_width=16 pcie_width_max=16 mig_mode=0
-    mig_mode_pending=1 lost=0 responding=1 remap_corr_total=7 remap_uncorr_total=1 remap_pending=0
+    mig_mode_pending=1 lost=0 remap_corr_total=7 remap_uncorr_total=1 remap_pending=0
     remap_failed=0 retired_pages=3 nvlink_down=0 nvlink_crc_total=83 nvlink_replay_total=52
     nvlink_recovery_total=59
 """
@@ -140,7 +140,7 @@ def test_everything_is_read_under_the_formats_names(stub: Stub) -> None:
         assert await heard.says("GPUs are read") == "nvml: 2 GPUs are read, driver 999.10"
         first = await heard.sample()
         assert first["v"] == EXPECTED
-        assert set(first["v"]) == FAST_NAMES | SLOW_NAMES | {"lost", "responding"}
+        assert set(first["v"]) == FAST_NAMES | SLOW_NAMES | {"lost"}
         del first["v"]
         uuid = "GPU-00000000-0000-4000-8000-000000000000"
         about = {"device": "gpu:0", "pci": "0000:1a:00.0", "uuid": uuid, "serial": "7700000000"}
@@ -182,7 +182,7 @@ def test_the_slow_pace_is_a_pace(stub: Stub) -> None:
     async def test(heard: Heard) -> None:
         for _ in range(3):
             await heard.until(lambda reading: "remap_pending" in reading.v.get("v", {}))
-        assert set((await heard.sample())["v"]) - {"lost", "responding"} in (
+        assert set((await heard.sample())["v"]) - {"lost"} in (
             FAST_NAMES,
             FAST_NAMES | SLOW_NAMES,
         )
@@ -199,7 +199,7 @@ def test_what_is_not_supported_is_null_and_no_error(stub: Stub, code: int) -> No
     async def test(heard: Heard) -> None:
         v = (await heard.sample())["v"]
         assert {name: v[name] for name in [*null, "mig_mode"]} == dict.fromkeys([*null, "mig_mode"])
-        assert (v["power_w"], v["lost"], v["responding"]) == (123.456, 0, 1)
+        assert (v["power_w"], v["lost"]) == (123.456, 0)
         await heard.sample()
         assert [reading for reading in heard.all if reading.kind == "log"] == []
 
@@ -229,9 +229,9 @@ def test_a_lost_gpu_is_a_fact_and_the_others_go_on(stub: Stub) -> None:
         await heard.sample("gpu:2", lost=0)
         stub.set("1/all", "!15")
         assert await heard.says("is lost") == "gpu:1 (0000:2a:00.0) is lost: NVML says GPU is lost"
-        lost = await heard.sample("gpu:1", lost=1, responding=1, temp_c=None)
+        lost = await heard.sample("gpu:1", lost=1, temp_c=None)
         assert lost["pci"] == "0000:2a:00.0"
-        assert {value for name, value in lost["v"].items() if name not in ("lost", "responding")} == {None}
+        assert {value for name, value in lost["v"].items() if name != "lost"} == {None}
         await heard.sample("gpu:2", temp_c=41, lost=0)
         stub.clear("1/all")
         await heard.says("gpu:1 (0000:2a:00.0) answers again")
@@ -278,15 +278,15 @@ def test_a_call_that_hangs_is_left_behind_and_the_other_gpus_are_read(stub: Stub
         stub.set("1/temp", "hang")
         line = await heard.says("driver unresponsive")
         assert line == "driver unresponsive: gpu:1 (0000:2a:00.0) did not answer within 2 s"
-        silent = await heard.sample("gpu:1", responding=0)
-        assert {value for name, value in silent["v"].items() if name != "responding"} == {None}
+        silent = (await heard.sample("gpu:1", lost=None))["v"]
+        assert (set(silent), set(silent.values())) == (FAST_NAMES | SLOW_NAMES | {"lost"}, {None})
         stub.set("2/temp", 55)
         await heard.sample("gpu:2", temp_c=55)
         await heard.sample("gpu:0", temp_c=41)
         await heard.says("driver unresponsive: gpu:1")  # it was asked again
         stub.clear("1/temp")
         await heard.says("gpu:1 (0000:2a:00.0) answers again")
-        await heard.sample("gpu:1", responding=1, temp_c=41)
+        await heard.sample("gpu:1", lost=0, temp_c=41)
         assert set(stub.lines("hanging")) == {"1/temp"}
 
     listening(test, timing=BRISK)
@@ -303,7 +303,7 @@ def test_an_nvml_that_does_not_start_is_told_and_tried_again(stub: Stub) -> None
         await heard.says("driver unresponsive")
         stub.clear("init")
         await heard.says("1 GPUs are read")
-        await heard.sample(responding=1)
+        await heard.sample(lost=0)
 
     listening(test, timing=timing)
 

@@ -4,9 +4,9 @@ A call into the driver may never return. So each read of a GPU has a deadline; a
 killed and left behind (it may be beyond a signal's reach, so nobody waits for it), the GPU counts as silent
 and is asked again after pauses that grow, and a new child reads the other GPUs meanwhile. What is told:
 
-* `sample` of `gpu:N`: the recording format's metrics, null where there is no value; `lost` (NVML says that
-  the GPU is lost) and `responding` (0: the driver did not answer). Every `slow_s` also what firmware keeps,
-  and which GPU it is. N is NVML's first number for it; it stays with the PCI address.
+* `sample` of `gpu:N`: the recording format's metrics, null where there is no value, and `lost` (1: NVML says
+  that the GPU is lost). All null, `lost` too: the driver does not answer. Every `slow_s` also what firmware
+  keeps, and which GPU it is. N is NVML's first number for it; it stays with the PCI address.
 * `log` of source `nvml`: "driver unresponsive: ...", a GPU lost or no longer listed, errors of the driver;
   and Xids as the kernel prints them, where the agent reads no kernel log.
 * `note`: why the source has nothing to say (no driver, no nvidia-ml-py); it tries again by itself.
@@ -83,8 +83,8 @@ class _Gpu:
         return f"{self.device} ({self.identity.pci})" if self.identity.pci else self.device
 
     def blank(self) -> Reading:
-        """A sample that takes all values away: the driver did not answer."""
-        return Reading("sample", {"device": self.device, "v": {**self.metrics, "responding": 0}})
+        """A sample without any value: unknown, also whether the GPU is lost."""
+        return Reading("sample", {"device": self.device, "v": {**self.metrics, "lost": None}})
 
 
 class Nvml:
@@ -136,13 +136,13 @@ class Nvml:
             return []
         self._tick_s = max(self._tick_s + self._timing.interval_s, now_s)
         self._unasked = self._due(now_s)
-        return []
+        asked = [self._at[index] for index in self._unasked]
+        return [gpu.blank() for gpu in self._known.values() if gpu not in asked]
 
     async def _start(self, now_s: float) -> list[Reading]:
-        wait_s = self._pause.until_s - now_s
-        if wait_s > 0 or self._children.reap() >= CHILDREN_MAX:
-            await asyncio.sleep(max(wait_s, self._timing.pause_min_s))
-            return []
+        if now_s < self._pause.until_s or self._children.reap() >= CHILDREN_MAX:
+            await asyncio.sleep(self._timing.interval_s)
+            return [gpu.blank() for gpu in self._known.values()]
         until_s = now_s + self._timing.start_s
         try:
             child = self._child = await self._children.start(events=self.events)
@@ -178,7 +178,6 @@ class Nvml:
         self._drop_child()
         self._pause.fail(now_s)
         yield from self._tell(text)
-        yield from (gpu.blank() for gpu in self._known.values())
 
     def _drop_child(self) -> None:
         if self._child is not None:
@@ -263,14 +262,13 @@ class Nvml:
             if errors != gpu.errors:
                 gpu.errors = errors
                 yield _log(f"{gpu}: {errors[:_ERRORS_CHARS_MAX] or 'no errors any more'}")
-        yield Reading("sample", {**about, "v": {**answer.v, "lost": int(answer.lost), "responding": 1}})
+        yield Reading("sample", {**about, "v": {**answer.v, "lost": int(answer.lost)}})
 
     def _compare_lists(self) -> Iterator[Reading]:
         for gpu in self._known.values():
             listed = gpu in self._at
             if gpu.listed and not listed:
                 yield _log(f"{gpu} is no longer listed by the driver")
-                yield gpu.blank()
             gpu.listed = listed
 
     def _unasked_for(self, message: Message) -> Iterator[Reading]:
