@@ -31,6 +31,8 @@ class Incidents:
             self._open.pop(out.node, None)
         if not isinstance(out, Finding | Decision) or SEVERITIES.index(out.severity) < _WEIGHS:
             return None
+        if not out.node:
+            return _line(out, "", [])  # of a job
         key = (out.node, out.kind)
         said_s = self._before.pop(key, float("-inf"))
         self._before[key] = out.t_unix_s

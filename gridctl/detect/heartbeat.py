@@ -50,6 +50,10 @@ class Rhythm:
         chance = 0.5 * math.erfc((silent_s - self._mean_s) / spread_s / math.sqrt(2.0))
         return -math.log10(max(chance, 1e-300))
 
+    def known(self, limits: Heartbeat) -> bool:
+        """Were there enough intervals to speak of a rhythm?"""
+        return self._count >= limits.intervals_min
+
     def silent(self, silent_s: float, limits: Heartbeat) -> bool:
         """Is that too long? Never below `silent_s`; without a rhythm, that alone decides."""
         if silent_s <= limits.silent_s:

@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 
+from gridagent.signals.values import number
 from gridagent.wire import StreamRecord
 from gridctl.detect.blind import Blind
 from gridctl.detect.device import Cleared, Device
 from gridctl.detect.heartbeat import Observers, Rhythm
 from gridctl.detect.kernel import KernelLog, suppressed
+from gridctl.detect.levels import Levels
 from gridctl.detect.policy import DetectPolicy
 from gridctl.model.findings import (
     SEVERITIES,
@@ -58,6 +60,8 @@ class NodeWatch:
         self._boot_unix_s = float("-inf")
         self._earlier_boots: dict[str, None] = {}
         self._heard_unix_s = float("-inf")
+        self.busy_unix_s = float("-inf")  #: when a GPU was last seen in use, by the reader's clock
+        self.explained_unix_s = float("-inf")  #: when something was last said that may end a job, likewise
         self._rhythm = Rhythm()
         self._beats = False
         self._forget()
@@ -67,6 +71,7 @@ class NodeWatch:
         self.findings.clear()
         self._devices: dict[str, Device] = {}
         self._device_names: dict[str, str] = {}
+        self._levels: dict[str, Levels] = {}
         self._blind = Blind(self.facts.name, self._policy.thresholds.blind)
         self._log = KernelLog(self._policy, self.facts.name, self._device_of)
         self._decided = False
@@ -93,8 +98,9 @@ class NodeWatch:
         for found in self._observe(record):
             if isinstance(found, Cleared):
                 device = found.device or str(record.v.get("device"))
-                self.findings.pop((device, found.kind, "device"), None)
+                self.findings.pop((device, found.kind, found.layer), None)
             elif isinstance(found, Suppressed):
+                self.explained_unix_s = self._heard_unix_s
                 yield from self._once(found)
             else:
                 yield from self._take(found)
@@ -181,17 +187,34 @@ class NodeWatch:
 
     def _sample(self, t_unix_s: float, name: str, v: dict[str, Any]) -> Iterable[Finding | Cleared]:
         values = v.get("v")
-        if not name.startswith("gpu:") or not isinstance(values, dict):
+        if not isinstance(values, dict):
             return ()
+        settling = t_unix_s - self._boot_unix_s < self._policy.thresholds.boot.grace_s
+        levels = () if settling else self._level(t_unix_s, name, values)
+        if not name.startswith("gpu:"):
+            return levels
+        load_pct = number(values.get("util_pct"))
+        if load_pct is not None and load_pct >= self._policy.thresholds.progress.busy_util_pct:
+            self.busy_unix_s = self._heard_unix_s
         if name not in self._devices:
             if len(self._devices) >= _DEVICES_MAX:
                 return ()
             self._devices[name] = Device(self._policy, self.facts.name, name)
         if isinstance(pci := v.get("pci"), str) and len(self._device_names) < _DEVICES_MAX:
             self._device_names[pci] = name
-        if t_unix_s - self._boot_unix_s < self._policy.thresholds.boot.grace_s:
-            return self._devices[name].feed(t_unix_s, values)
-        return chain(self._devices[name].feed(t_unix_s, values), self._blind.feed(t_unix_s, name, values))
+        found = self._devices[name].feed(t_unix_s, values)
+        if settling:
+            return found
+        return chain(found, levels, self._blind.feed(t_unix_s, name, values))
+
+    def _level(self, t_unix_s: float, name: str, values: dict[str, Any]) -> Iterable[Finding | Cleared]:
+        levels = self._levels.get(name)
+        if levels is None:
+            rows = self._policy.levels.get(name.partition(":")[0])
+            if not rows or len(self._levels) >= _DEVICES_MAX:
+                return ()
+            levels = self._levels[name] = Levels(rows, self.facts.name, name)
+        return levels.feed(t_unix_s, values)
 
     def _device_of(self, pci: str) -> str:
         return self._device_names.get(pci) or (f"pci:{pci}" if pci else "node")

@@ -13,6 +13,7 @@ from gridctl.detect.breaker import Breaker
 from gridctl.detect.fate import Fate
 from gridctl.detect.node import NodeWatch
 from gridctl.detect.policy import DetectPolicy
+from gridctl.detect.progress import Jobs
 from gridctl.model.findings import Finding, Output, WatchedNode
 
 _OPERATOR = "operator"
@@ -37,6 +38,7 @@ class Watch:
         self._nodes: dict[str, NodeWatch] = {}
         self._fate = Fate(policy.thresholds.shared_fate, self._jobs)
         self._breaker = Breaker(policy.thresholds.breaker)
+        self._progress = Jobs(policy.thresholds.progress)
         self._silent: set[str] = set()
         for node in fleet:
             self.update(node)
@@ -52,16 +54,33 @@ class Watch:
         if record.kind == "probe" and isinstance(target, str) and target in self._nodes:
             answered = record.v.get("rtt_us") is not None
             self._nodes[target].observers.probe(record.node, answered, now_unix_s)
-        return self._noted(node, list(node.feed(record, now_unix_s)))
+        outputs = self._noted(node, list(node.feed(record, now_unix_s)))
+        if record.kind == "progress" and self._jobs:
+            outputs += self._progress.feed(now_unix_s, record.node, record.v)
+        return outputs
 
     def tick(self, now_unix_s: float) -> list[Output]:
         """Lets time pass: nodes that have been silent for too long become blind."""
         self._silent = {name for name, node in self._nodes.items() if node.silent_s(now_unix_s)}
-        return [
+        outputs: list[Output] = [
             out
             for name in sorted(self._silent)
             for out in self._noted(self._nodes[name], list(self._nodes[name].tick(now_unix_s)))
         ]
+        return outputs + list(self._progress.tick(now_unix_s, self._reason, self._busy))
+
+    def _busy(self, names: set[str], since_unix_s: float) -> bool:
+        return any(self._nodes[name].busy_unix_s >= since_unix_s for name in names if name in self._nodes)
+
+    def _reason(self, names: set[str], since_unix_s: float) -> str:
+        """Why a job may have stopped: what is known of its nodes."""
+        for name in sorted(names & self._nodes.keys()):
+            node = self._nodes[name]
+            if node.verdict in ("faulty", "blind") or node.holds:
+                return f"{name} is {'held' if node.holds else node.verdict}"
+            if node.explained_unix_s >= since_unix_s:
+                return f"{name} has told of the end of a process"
+        return ""
 
     def update(self, node: WatchedNode) -> None:
         """A node is new, or something about it has changed (a spare took a rank)."""

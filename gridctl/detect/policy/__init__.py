@@ -14,6 +14,7 @@ from gridctl.errors import ConfigError
 from gridctl.model.findings import SEVERITIES
 
 PREEMPT = ("yes", "no", "if-fatal")
+TESTS = ("at_least", "at_most", "mask", "below_max", "rises")
 WHEN = ("none", "now", "after_job", "after_restart", "window", "before_admission")
 
 
@@ -57,6 +58,39 @@ class DeviceRow(PolicyRow, frozen=True, kw_only=True):
     fault: str
 
 
+class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A value that says something only if it stays: in `count` of the last `of` samples.
+
+    `test`: "at_least", "at_most" and "mask" compare with `value`, "below_max" with the metric of the same
+    name and "_max"; "rises" wants `count` increases within `window_s`. With `load_pct` only samples of a
+    device that is used so much count.
+    """
+
+    rule: str
+    device: str  #: the kind of device: what stands before the colon of its name
+    metric: str
+    test: str
+    value: float
+    load_pct: float
+    count: int
+    of: int
+    window_s: float
+    kind: str
+    layer: str
+    meaning: str
+    fault: str
+    severity: str
+    action: str
+    when: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES or self.when not in WHEN or self.test not in TESTS:
+            raise ValueError(f"unknown word in {self}")
+        if not 1 <= self.count <= self.of <= 32:
+            raise ValueError(f"count and of do not fit in {self}")
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a node counts as blind, and when as failed."""
 
@@ -87,6 +121,17 @@ class SharedFate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     nodes: int
     window_s: float
     silent_share: float
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a job that trains does not get on."""
+
+    hang_min_s: float
+    phi: float
+    steps_min: int
+    spread_min_share: float
+    nan_steps: int
+    busy_util_pct: float
 
 
 class BreakerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,6 +179,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     boot: Boot
     shared_fate: SharedFate
     breaker: BreakerLimits
+    progress: Progress
 
 
 class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +189,7 @@ class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
     recovery: dict[int, RecoveryRow]
     devices: dict[str, DeviceRow]
     thresholds: Thresholds
+    levels: dict[str, list[LevelRow]] = {}  #: by kind of device
 
 
 _R = TypeVar("_R", bound=msgspec.Struct)
@@ -187,7 +234,15 @@ def builtin() -> DetectPolicy:
         },
         devices={row.metric: row for row in parse_table(delivered("device.tsv"), DeviceRow, "device.tsv")},
         thresholds=msgspec.convert(tomllib.loads(delivered("thresholds.toml")), Thresholds),
+        levels=_levels(parse_table(delivered("levels.tsv"), LevelRow, "levels.tsv")),
     )
+
+
+def _levels(rows: list[LevelRow]) -> dict[str, list[LevelRow]]:
+    levels: dict[str, list[LevelRow]] = {}
+    for row in rows:
+        levels.setdefault(row.device, []).append(row)
+    return levels
 
 
 def delivered(name: str) -> str:
