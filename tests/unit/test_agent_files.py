@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gridagent.errors import ConfigError
-from gridagent.home import Home
-from gridagent.telemetry import Reading, open_source
-from gridagent.telemetry.ethernet import Ethernet
-from gridagent.telemetry.files import PROBES, open_files
+from gridagent.telemetry import Reading
+from gridagent.telemetry.ethernet import SLOW_S, Ethernet
+from gridagent.telemetry.files import PROBES
 from gridagent.telemetry.infiniband import COUNTERS_S, InfiniBand
-from gridagent.telemetry.polled import Polled, Probe
+from gridagent.telemetry.polled import Probe
 from gridagent.telemetry.tree import TROUBLES_MAX, Tree
 
 Files = dict[str, object]
@@ -57,35 +55,6 @@ def test_the_machine_of_this_test_can_be_read(name: str) -> None:
     for reading in probe_of(name, Path("/")).read():
         assert reading.kind == "sample"
         assert all(value is None or value >= 0 for value in reading.v["v"].values()), reading
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("ethernet?intervall=1", "intervall"),
-        ("ethernet?interval=0", "interval"),
-        ("rapl?interval=soon", "interval"),
-        ("edac?deadline=nan", "deadline"),
-        ("aer?root=sys", "absolute"),
-        ("log:syslog", "absolute"),
-        ("kmsg?as=x", "as"),
-        ("kmesg", "known: kmsg, log:FILE"),
-    ],
-)
-def test_a_wrong_source_says_what_is_wrong(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        open_source(text, Home(tmp_path), "n1")
-
-
-def test_options_of_a_source(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    source = open_files("ethernet?interval=3&deadline=2&root=/a:b", home, "/host")
-    assert source is not None
-    assert (source.interval_s, source.deadline_s, source.probe.tree.root) == (3, 2, Path("/a:b"))
-    paced = open_files("nvme?interval=1", home, "/host")
-    assert paced is not None
-    assert (paced.interval_s, paced.probe.tree.root) == (10, Path("/host"))
-    assert open_files("replay:x.jsonl", home) is None
 
 
 # ---- ports
@@ -169,11 +138,14 @@ def test_an_ethernet_port(tmp_path: Path) -> None:
             f"{net}/docker0/operstate": "down",
         },
     )
-    ports = values(probe_of("ethernet", tmp_path).read())
+    probe = probe_of("ethernet", tmp_path)
+    ports = values(probe.read())
     assert set(ports) == {"nic:eth7", "nic:eth8"}
     assert ports["nic:eth7"] | {"state": 1, "rate_gbps": 100, "rcv_err_total": 8} == ports["nic:eth7"]
     assert (ports["nic:eth8"]["state"], ports["nic:eth8"]["rate_gbps"]) == (0, None)
     assert ports["nic:eth8"]["link_downed_total"] is None
+    fast = {"state": 1, "link_downed_total": 2, "carrier_changes_total": None}
+    assert values(probe.read())["nic:eth7"] == fast
 
 
 # ---- counters of the bus and of memory
@@ -392,7 +364,10 @@ def test_a_file_that_may_not_be_read_is_told_once_and_its_value_is_null(tmp_path
     secret.chmod(0)
     tree = (Denying if os.geteuid() == 0 else Tree)(tmp_path, "ethernet")
     probe = Ethernet(tree, Clock())
+    clock = probe.clock
+    assert isinstance(clock, Clock)
     for round_ in range(3):
+        clock.now_s += SLOW_S
         assert values(probe.read())["nic:e0"]["rcv_err_total"] is None
         notes = tree.troubles()
         assert len(notes) == (round_ == 0)
@@ -446,7 +421,3 @@ ODD = [
     "proc/uptime",
     "proc/1/mounts",
 ]
-
-
-def test_an_interval_is_never_below_the_source_s_own(tmp_path: Path) -> None:
-    assert Polled(probe_of("nvme", tmp_path), 0.5).interval_s == 10

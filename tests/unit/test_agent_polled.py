@@ -6,8 +6,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import pytest
+
+from gridagent.errors import ConfigError
 from gridagent.home import Home
 from gridagent.telemetry import Reading, open_source
+from gridagent.telemetry.files import open_files
 from gridagent.telemetry.polled import Polled, Probe
 from gridagent.telemetry.tree import Tree, sample
 
@@ -33,32 +37,31 @@ def test_a_read_that_hangs_is_told_and_not_repeated_and_the_loop_goes_on(tmp_pat
     net = tmp_path / "sys/class/net/e0"
     (net / "device").mkdir(parents=True)
     (net / "operstate").write_text("up\n")
-    errors = net / "statistics/rx_errors"
-    errors.parent.mkdir()
-    errors.write_text("3\n")
+    drops = net / "carrier_down_count"
+    drops.write_text("3\n")
     source = open_source(f"ethernet?root={tmp_path}&interval=0.1&deadline=0.2", Home(tmp_path), "n")
 
     async def main() -> None:
         stream = source.__aiter__()
         first = await following(stream, lambda reading: True)
-        assert first[0].v["v"]["rcv_err_total"] == 3
-        errors.unlink()
-        os.mkfifo(errors)  # opening it waits for a writer
+        assert first[0].v["v"]["link_downed_total"] == 3
+        drops.unlink()
+        os.mkfifo(drops)  # opening it waits for a writer
         found = await following(stream, lambda reading: reading.v.get("v", {}).get("state", 0) is None)
         assert states(found) == ["hang"]
         hang = next(reading for reading in found if reading.kind == "note")
-        assert hang.v["path"] == "/sys/class/net/e0/statistics/rx_errors"
+        assert hang.v["path"] == "/sys/class/net/e0/carrier_down_count"
         assert set(found[-1].v["v"].values()) == {None}
         waiting = asyncio.ensure_future(following(stream, lambda reading: reading.kind == "sample"))
         await asyncio.wait([waiting], timeout=0.5)  # five intervals: it is not asked again, nothing is told
         assert not waiting.done()
-        descriptor = os.open(errors, os.O_WRONLY)
-        errors.unlink()
-        errors.write_text("4\n")
+        descriptor = os.open(drops, os.O_WRONLY)
+        drops.unlink()
+        drops.write_text("4\n")
         os.close(descriptor)
         after = await waiting
         assert states(after) == ["answers"]
-        assert after[-1].v["v"]["rcv_err_total"] == 4
+        assert after[-1].v["v"]["link_downed_total"] == 4
         await stream.aclose()
 
     asyncio.run(main())
@@ -143,3 +146,35 @@ def test_the_stream_of_a_log_keeps_its_place_at_the_end(tmp_path: Path) -> None:
     assert [reading.kind for reading in asyncio.run(main())] == ["log"] * 3
     [cursor] = (tmp_path / "cursors").iterdir()
     assert cursor.read_bytes() == b'{"boot":"b-1","seq":2}'
+
+
+# ---- entries of agent.toml
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ethernet?intervall=1", "intervall"),
+        ("ethernet?interval=0", "interval"),
+        ("rapl?interval=soon", "interval"),
+        ("edac?deadline=nan", "deadline"),
+        ("aer?root=sys", "absolute"),
+        ("log:syslog", "absolute"),
+        ("kmsg?as=x", "as"),
+        ("kmesg", "known: kmsg, log:FILE"),
+    ],
+)
+def test_a_wrong_source_says_what_is_wrong(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_source(text, Home(tmp_path), "n1")
+
+
+def test_options_of_a_source(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    source = open_files("ethernet?interval=3&deadline=2&root=/a:b", home, "/host")
+    assert source is not None
+    assert (source.interval_s, source.deadline_s, source.probe.tree.root) == (3, 2, Path("/a:b"))
+    paced = open_files("nvme?interval=1", home, "/host")
+    assert paced is not None
+    assert (paced.interval_s, paced.probe.tree.root) == (10, Path("/host"))
+    assert open_files("replay:x.jsonl", home) is None

@@ -1,4 +1,8 @@
-"""Source `ethernet`: network interfaces with hardware of their own, from /sys/class/net."""
+"""Source `ethernet`: network interfaces with hardware of their own, from /sys/class/net.
+
+State and drops of the link are read at every turn, the rest every `SLOW_S`: a link's speed is a question to
+the adapter's firmware, and the statistics of many ports are many files.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,15 +11,16 @@ from gridagent.telemetry import Reading
 from gridagent.telemetry.polled import Probe
 from gridagent.telemetry.tree import Tree, sample
 
-#: A link's speed is a question to the adapter's firmware; the other values are the kernel's own.
-SPEED_S = 10.0
+SLOW_S = 10.0
 
 _CLASS = "sys/class/net"
 _ETHERNET = 1  #: ARPHRD_ETHER
 _STATES = {"up": 1, "down": 0, "lowerlayerdown": 0, "notpresent": 0, "dormant": 0, "testing": 0}
-COUNTERS: dict[str, str] = {
+LINK: dict[str, str] = {
     "link_downed_total": "carrier_down_count",
     "carrier_changes_total": "carrier_changes",
+}
+COUNTERS: dict[str, str] = {
     "rcv_err_total": "statistics/rx_errors",
     "rx_crc_err_total": "statistics/rx_crc_errors",
     "rx_dropped_total": "statistics/rx_dropped",
@@ -33,7 +38,7 @@ class Ethernet(Probe):
 
     def __init__(self, tree: Tree, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(tree, clock)
-        self._next_s: dict[str, float] = {}  #: interface -> when its speed may be read again
+        self._next_s: dict[str, float] = {}  #: interface -> when the rest is read again
 
     def read(self) -> list[Reading]:
         found = []
@@ -49,10 +54,10 @@ class Ethernet(Probe):
         if state is None:  # some drivers leave it unknown
             state = self.tree.number(f"{folder}/carrier")
         values: dict[str, float | None] = {"state": state}
+        values.update({metric: self.tree.number(f"{folder}/{name}") for metric, name in LINK.items()})
         if self.clock() >= self._next_s.get(folder, 0.0):
             speed = self.tree.number(f"{folder}/speed")
             values["rate_gbps"] = speed / 1000 if speed is not None and speed > 0 else None
-            self._next_s[folder] = self.clock() + SPEED_S
-        for metric, name in COUNTERS.items():
-            values[metric] = self.tree.number(f"{folder}/{name}")
+            values.update({metric: self.tree.number(f"{folder}/{name}") for metric, name in COUNTERS.items()})
+            self._next_s[folder] = self.clock() + SLOW_S
         return values

@@ -79,6 +79,8 @@ class _Open:
 class LogFile(LogProbe):
     """Records of kind `log` with the given source name. Without a cursor it begins at the file's end."""
 
+    INTERVAL_S = 0.5
+
     def __init__(
         self, tree: Tree, path: str, name: str, cursor: Path, clock: Callable[[], float] = time.monotonic
     ) -> None:
