@@ -13,6 +13,7 @@ settings.load_profile("gridctl")
 NEEDED = {
     "test_trust_keyring.py": ("gnome-keyring-daemon", "dbus-daemon", "dbus-send"),
     "test_agent_nvml.py": ("gcc",),
+    "test_agent_nvml_serve.py": ("gcc",),
 }
 #: Debian's packages that bring them.
 PACKAGES = {"gcc": "gcc libc6-dev", "gnome-keyring-daemon": "gnome-keyring"}
