@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,6 +147,14 @@ def test_an_ethernet_port(tmp_path: Path) -> None:
     assert ports["nic:eth8"]["link_downed_total"] is None
     fast = {"state": 1, "link_downed_total": 2, "carrier_changes_total": None}
     assert values(probe.read())["nic:eth7"] == fast
+
+
+def test_a_name_of_any_bytes_can_be_sent(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/sys/class/net/e\xff/device"
+    os.makedirs(folder)
+    [reading] = probe_of("ethernet", tmp_path).read()
+    assert reading.v["device"] == "nic:e\\udcff"
+    assert msgspec.json.encode(reading)
 
 
 # ---- counters of the bus and of memory

@@ -35,6 +35,7 @@ class Position(msgspec.Struct, frozen=True):
     inode: int
     offset: Annotated[int, msgspec.Meta(ge=0)]
     mark: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2}){0,64}$")]
+    torn: bool = False  #: the line at the offset has begun before and was told, or is none of ours
 
 
 class _Open:
@@ -42,7 +43,7 @@ class _Open:
 
     def __init__(self, descriptor: int, offset: int) -> None:
         self.descriptor, self.offset = descriptor, offset
-        self.drained = False
+        self.drained = self.torn = False
         at = os.fstat(descriptor)
         self.key = (at.st_dev, at.st_ino)
         self.mark = self.ending()
@@ -57,20 +58,36 @@ class _Open:
         return os.fstat(self.descriptor).st_size < self.offset or self.ending() != self.mark
 
     def rewind(self) -> None:
-        self.offset, self.mark = 0, b""
+        """Back to the begin: it is another content."""
+        self.offset, self.mark, self.torn = 0, b"", False
+
+    def skip(self) -> None:
+        """On to the end: what is there is not told, nor what follows of a line that has begun."""
+        self.offset = os.fstat(self.descriptor).st_size
+        self.mark = self.ending()
+        self.torn = self.mark[-1:] not in (b"", b"\n")
 
     def lines(self, *, last: bool = False) -> list[bytes]:
-        """Whole lines from here on, at most `READ_BYTES` of them. `last`: also one without an end."""
+        """Whole lines from here on, at most `READ_BYTES` of them. `last`: also one without an end.
+
+        Of a longer line the begin is given, and nothing more: the rest must not pass for a line of its own.
+        """
         chunk = os.pread(self.descriptor, READ_BYTES, self.offset)
         self.drained = len(chunk) < READ_BYTES
-        end = len(chunk) if last or (b"\n" not in chunk and not self.drained) else chunk.rfind(b"\n") + 1
-        if end:
-            self.offset += end
-            self.mark = (self.mark + chunk[:end])[-_MARK_BYTES:]
-        return chunk[:end].split(b"\n")
+        endless = b"\n" not in chunk and not self.drained
+        end = len(chunk) if last or endless else chunk.rfind(b"\n") + 1
+        if not end:
+            return []
+        self.offset += end
+        self.mark = (self.mark + chunk[:end])[-_MARK_BYTES:]
+        found = chunk[:end].split(b"\n")
+        if self.torn:
+            del found[0]
+        self.torn = chunk[end - 1 : end] != b"\n"
+        return found
 
     def position(self) -> Position:
-        return Position(*self.key, self.offset, self.mark.hex())
+        return Position(*self.key, self.offset, self.mark.hex(), self.torn)
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -136,8 +153,7 @@ class LogFile(LogProbe):
         self._file, before = file, self._before
         if before is None:
             if not self._absent:
-                file.offset = os.fstat(file.descriptor).st_size
-                file.mark = file.ending()
+                file.skip()
         elif file.key == (before.device, before.inode):
             if not self._resume(file, before):
                 self._told_cut_off(found)
@@ -168,6 +184,9 @@ class LogFile(LogProbe):
         if self._old is not None:
             self._tell(self._old, found, last=True)
             self._old.close()
+            if not self._old.drained:
+                what = f"/{self._path} is rotated faster than it can be read; lines are lost"
+                found.append(note(self.tree.source, "lost", what))
         self._old, self._old_until_s = old, self.clock() + GRACE_S
         old.drained = False
         found.append(
@@ -186,7 +205,7 @@ class LogFile(LogProbe):
 
     def _resume(self, file: _Open, before: Position) -> bool:
         file.offset = before.offset
-        file.mark = bytes.fromhex(before.mark)
+        file.mark, file.torn = bytes.fromhex(before.mark), before.torn
         if file.cut_off():
             file.rewind()
             return False

@@ -17,12 +17,20 @@ _NO_VALUE = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENODATA, errno.EAGAIN, errno.
 
 def sample(device: str, values: dict[str, float | None], **about: object) -> Reading:
     """A record of one device's metrics; `about` are further fields, for people."""
-    return Reading("sample", {"device": device, "v": values, **about})
+    return Reading("sample", {"device": printable(device), "v": values, **about})
 
 
 def note(source: str, state: str, text: str, **about: object) -> Reading:
     """What a source has to say about itself. `state` is a stable word, the text is for people."""
-    return Reading("note", {"source": source, "state": state, "text": f"{source}: {text}", **about})
+    named = {key: printable(value) if isinstance(value, str) else value for key, value in about.items()}
+    return Reading(
+        "note", {"source": source, "state": state, "text": printable(f"{source}: {text}"), **named}
+    )
+
+
+def printable(name: str) -> str:
+    """The name of a file or device as UTF-8 can hold it: the kernel allows any bytes in it."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 class Tree:
