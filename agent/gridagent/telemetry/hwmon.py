@@ -83,6 +83,8 @@ class Hwmon(Probe):
         speeds = [self.tree.number(f"{folder}/{name}") for name in files if _FAN.fullmatch(name)]
         if speeds:
             values["fan_min_rpm"] = min(_known(*speeds), default=None)
+        if power := next((name for name in ("power1_input", "power1_average") if name in files), None):
+            values["power_w"] = self.tree.number(f"{folder}/{power}", 1e-6)  # further ones may be parts of it
         return [sample(device, values, sensor=hottest[1] if hottest else "")] if values else []
 
     def _celsius(self, name: str) -> float | None:
