@@ -75,7 +75,7 @@ class KernelLog:
                 found = _advised(head, found)
                 self._heads[found.pci] = (begin_unix_s, found)
                 return found
-            if SEVERITIES.index(found.severity) <= SEVERITIES.index(head.severity):
+            if _weight(found) <= _weight(head):
                 cause = f"follows {head.rule} on the same GPU: the first cause counts"
                 return suppressed(found, cause, rule=f"chain.{head.rule}")
         self._heads.pop(found.pci, None)  # the newest stands last
@@ -83,6 +83,11 @@ class KernelLog:
         if len(self._heads) > _HEADS_MAX:
             del self._heads[next(iter(self._heads))]
         return found
+
+
+def _weight(found: Finding) -> tuple[bool, int]:
+    """Decisive before severe: a cause that waits must not hide a consequence that cannot."""
+    return (found.preempt_job, SEVERITIES.index(found.severity))
 
 
 def suppressed(found: Finding, because: str, rule: str = "") -> Suppressed:

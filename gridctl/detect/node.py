@@ -40,6 +40,7 @@ _GONE = ("node", "peer_unreachable", "heartbeat")
 _KERNEL_LOGS = ("kmsg", "nvml")
 _DEVICES_MAX = 1024
 _BOOTS_MAX = 256
+_AGAIN_S = 3600.0
 
 #: The rule and the reason why a decision on these grounds is not made; None: it is.
 Gate = Callable[[float, WatchedNode, list[Finding], str], tuple[str, str] | None]
@@ -75,7 +76,7 @@ class NodeWatch:
         self._blind = Blind(self.facts.name, self._policy.thresholds.blind)
         self._log = KernelLog(self._policy, self.facts.name, self._device_of)
         self._decided = False
-        self._said: set[tuple[str, str, str]] = set()
+        self._said: dict[tuple[str, str, str], float] = {}
 
     def update(self, facts: WatchedNode) -> None:
         if self.facts.spare and not facts.spare:
@@ -142,12 +143,20 @@ class NodeWatch:
             len(others) >= limits.observers
             and self.observers.answered_s <= self._heard_unix_s + limits.silent_s
         ):
-            if _GONE not in self.findings:
-                self.findings[_GONE] = found = self._gone(now_unix_s, silent_s, others)
-                yield self._as_told(found)
-            grounds = [self.findings[_GONE]]
-            if not self._decided:
-                yield from self._decide(now_unix_s, grounds, "heartbeat.two-observers")
+            yield from self._unreachable(now_unix_s, self._gone(now_unix_s, silent_s, others))
+
+    def _unreachable(self, now_unix_s: float, found: Finding) -> Iterator[Output]:
+        """It asks for a swap only if that may be decided: a silence of many, or a planned one, is not."""
+        if self.holds:
+            why = f"the node is held: {', '.join(self.holds.values())}"
+            yield from self._once(suppressed(found, why, rule="held"))
+            return
+        known = self.findings.setdefault(_GONE, found)
+        decided = [] if self._decided else list(self._decide(now_unix_s, [known], found.rule))
+        if known is found:
+            moves = any(out.preempt_job for out in decided)
+            yield found if moves else msgspec.structs.replace(found, preempt_job=False)
+        yield from decided
 
     def _gone(self, now_unix_s: float, silent_s: float, others: list[str]) -> Finding:
         return Finding(
@@ -230,13 +239,14 @@ class NodeWatch:
         )
 
     def _once(self, out: Suppressed) -> Iterator[Output]:
-        """Says why something counts for nothing, the first time."""
+        """Says why something counts for nothing: the first time, and then once an hour."""
         key = (out.device, out.kind, out.rule)
-        if key not in self._said:
-            if len(self._said) >= _DEVICES_MAX:
-                self._said.clear()
-            self._said.add(key)
-            yield out
+        if abs(out.t_unix_s - self._said.get(key, float("-inf"))) < _AGAIN_S:
+            return
+        if len(self._said) >= _DEVICES_MAX:
+            self._said.clear()
+        self._said[key] = out.t_unix_s
+        yield out
 
     def _take(self, found: Finding) -> Iterator[Output]:
         """Keeps a finding; says so if it is new, or weighs more than before."""
@@ -294,7 +304,8 @@ class NodeWatch:
             yield from self._once(suppressed(cause, why, rule="held"))
             return
         if refusal := self._gate(t_unix_s, self.facts, grounds, rule):
-            yield from self._once(suppressed(cause, refusal[1], rule=refusal[0]))
+            held_back = suppressed(cause, refusal[1], rule=refusal[0])
+            yield from self._once(msgspec.structs.replace(held_back, t_unix_s=t_unix_s))
             return
         self._decided = True
         others = [f for f in self.findings.values() if f not in grounds and f.device == cause.device]

@@ -8,13 +8,15 @@ bounds how many are given up within an hour.
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from gridagent.wire import StreamRecord
 from gridctl.detect.breaker import Breaker
 from gridctl.detect.fate import Fate
 from gridctl.detect.node import NodeWatch
 from gridctl.detect.policy import DetectPolicy
 from gridctl.detect.progress import Jobs
-from gridctl.model.findings import Finding, Output, WatchedNode
+from gridctl.model.findings import Finding, Output, Suppressed, WatchedNode
 
 _OPERATOR = "operator"
 
@@ -109,13 +111,27 @@ class Watch:
         return self._nodes[name]
 
     def _noted(self, node: NodeWatch, outputs: list[Output]) -> list[Output]:
-        """Remembers what others may share."""
+        """Remembers what others may share, and says so when it is plain that they do."""
+        shared: list[Output] = []
         for out in outputs:
             if out.kind == "healthy":
                 self._breaker.forget(node.facts.name)
             elif isinstance(out, Finding):
                 self._fate.add(out.t_unix_s, node.facts, out.kind)
-        return outputs
+            elif isinstance(out, Suppressed) and out.rule.startswith("xid.") and self._jobs:
+                shared += self._of_the_job(node.facts, out)
+        return outputs + shared
+
+    def _of_the_job(self, facts: WatchedNode, out: Suppressed) -> list[Output]:
+        """The same on several nodes of a job is one event; told with the node that makes it plain."""
+        kind = f"{out.kind} {out.rule}"
+        before = self._fate.sharers(out.t_unix_s, facts, kind)[1]
+        self._fate.add(out.t_unix_s, facts, kind)
+        group, after = self._fate.sharers(out.t_unix_s, facts, kind)
+        if len(after) != self._policy.thresholds.shared_fate.nodes or len(before) == len(after):
+            return []
+        why = f"the same on {', '.join(after)} of {group}: one event, and of none of them"
+        return [msgspec.structs.replace(out, node="", device="node", why=[why], rule="shared-fate")]
 
     def _gate(
         self, t_unix_s: float, facts: WatchedNode, grounds: list[Finding], rule: str
