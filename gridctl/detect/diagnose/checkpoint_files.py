@@ -164,7 +164,13 @@ def _judged(checkpoints: list[Checkpoint]) -> Diagnosis:
         for name, size in checkpoint.files.items():
             key = _family(name, checkpoint)
             sizes[key] = max(sizes.get(key, 0), size or 0)
-    faults = {c.name: _faults(c, marks, ordered, sizes) for c in ordered}
+    faults: dict[str, list[str]] = {}
+    usual: set[str] | None = None  # shards that all complete ones so far have
+    for one in ordered:
+        faults[one.name] = _faults(one, marks, usual or set(), sizes)
+        if one.complete():
+            names = {_family(name, one) for name in _shards(one)}
+            usual = names if usual is None else usual & names
     valid = [c.name for c in ordered if not faults[c.name]]
     rejected = [c.name for c in ordered if faults[c.name]]
     newest = ordered[-1]
@@ -182,24 +188,19 @@ def _family(name: str, checkpoint: Checkpoint) -> str:
     return _DIGITS.sub(lambda m: "#" if int(m[0]) == checkpoint.step else m[0], name)
 
 
-def _faults(one: Checkpoint, marks: bool, all_of: list[Checkpoint], sizes: dict[str, int]) -> list[str]:
+def _faults(one: Checkpoint, marks: bool, usual: set[str], sizes: dict[str, int]) -> list[str]:
     """Why a checkpoint must not be loaded; [] if nothing speaks against it."""
     found = []
     shards = {name: size for name, size in one.files.items() if _SHARD.search(name)}
     found += [f"zero length {name}" for name, size in sorted(shards.items()) if size == 0]
     found += [f"temporary {name}" for name in sorted(one.files) if _TEMPORARY.search(name)]
     for name, size in sorted(shards.items()):
-        usual = sizes.get(_family(name, one), 0)
-        if size and not _TEMPORARY.search(name) and size < usual * limits().checkpoint["size_share_min"]:
-            found.append(f"short {name}: {size} of {usual} bytes")
-    found += _holes(shards)
-    others = [c for c in all_of if c is not one and c.complete()]
-    if others:
-        have = {_family(name, one) for name in one.files}
-        usual_names = set.intersection(
-            *({_family(name, c) for name in c.files if _SHARD.search(name)} for c in others)
-        )
-        found += [f"missing {name}" for name in sorted(usual_names - have)]
+        largest = sizes.get(_family(name, one), 0)
+        if size and not _TEMPORARY.search(name) and size < largest * limits().checkpoint["size_share_min"]:
+            found.append(f"short {name}: {size} of {largest} bytes")
+    found += _holes(_shards(one))
+    have = {_family(name, one) for name in one.files}
+    found += [f"missing {name}" for name in sorted(usual - have)]
     if marks and not one.complete():
         found.append("no marker")
     if one.marked is False:
@@ -207,6 +208,10 @@ def _faults(one: Checkpoint, marks: bool, all_of: list[Checkpoint], sizes: dict[
     if any(name.endswith(".distcp") for name in one.files) and ".metadata" not in one.files:
         found.append("missing .metadata")
     return found[:256]
+
+
+def _shards(checkpoint: Checkpoint) -> list[str]:
+    return [name for name in checkpoint.files if _SHARD.search(name) and not _TEMPORARY.search(name)]
 
 
 def _holes(shards: Iterable[str]) -> list[str]:

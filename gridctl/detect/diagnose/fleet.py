@@ -217,6 +217,9 @@ def _fabric(errors: list[Error], lines: int) -> Diagnosis | None:
     """The nodes of one domain fail in the same second, and nobody else does."""
     limit = limits().fleet
     own = [error for error in errors if error.kind not in ("consequence", "app")]
+    own = own or [
+        error for error in errors if error.kind != "app"
+    ]  # nothing but consequences: the first of them
     best: tuple[int, str, list[Error]] = (0, "", [])
     for group in _windows(own, limit["domain_window_s"]):
         places = {name: hosts for name, hosts in _by(group, _place).items() if name}

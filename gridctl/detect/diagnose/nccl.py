@@ -22,15 +22,15 @@ _PREFIX = re.compile(
     r"(?:(?P<file>[\w./+-]{1,200}:\d{1,6}) )?NCCL (?:WARN|INFO|ERROR|TRACE) (?P<text>.*)"
 )
 _ASYNC = re.compile(
-    r"NET/IB ?: ?(?P<hca>[\w.-]{1,64}):(?P<port>\d{1,3}) (?:unknown )?Got (?:async )?(?:non-fatal |fatal )?"
-    r"(?:async )?event ?: ?(?P<event>[^(\n]{1,80})"
+    r"NET/IB ?: ?(?P<hca>[\w.-]{1,64}):(?P<port>\d{1,3}) (?:unknown )?Got (?:[\w-]{1,12} ){0,4}"
+    r"event ?: ?(?P<event>[^(\n]{1,80})"
 )
 _COMPLETION = re.compile(
     r"NET/IB ?: ?(?:[\w.:-]{1,70} )?Got completion (?:from peer (?P<peer>[^\s<]{1,100})(?:<\d{1,6}>)? )?"
     r"with (?:status|error)[ =](?:IBV_WC_[A-Z_]{1,40} ?\()?(?P<status>\d{1,4})\)?(?P<rest>.*)"
 )
 _VENDOR = re.compile(r"vendor[ _]err[ =](\d{1,6})")
-_LOCAL = re.compile(r"local_?G[iI][dD] (?:::ffff:)?([0-9a-fA-F.:]{2,45})")
+_LOCAL = re.compile(r"local_?G[iI][dD] ::ffff:(\d{1,3}(?:\.\d{1,3}){3})\b")
 _HCA = re.compile(r"\bhca (?:name )?([\w.-]{1,64})")
 _SOCKET = re.compile(
     r"(?:NET/Socket ?: ?|Net ?: ?)?(?:socket\w{0,40} ?: |sock\w{0,40} ?: )?"
@@ -60,7 +60,7 @@ class Reports(msgspec.Struct):
     silent: dict[tuple[str, str], str] = {}  #: (reporter, peer) of status 12 -> first line
     closed: dict[tuple[str, str], str] = {}  #: (reporter, peer) whose connection ended
     other: dict[str, tuple[int, str]] = {}  #: other status -> lines, first line
-    address_of: dict[str, str] = {}  #: host -> its own address, where a line tells it
+    host_of: dict[str, str] = {}  #: address -> the host whose lines call it their own
     flushed: int = 0
     retried: int = 0
 
@@ -68,9 +68,8 @@ class Reports(msgspec.Struct):
 def nccl(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: NCCL's log lines."""
     reports = read(materials)
-    failing = {host for host, _, _ in reports.ports}
     yield from _ports(reports)
-    yield from _peers(reports, failing | {reports.address_of.get(host, host) for host in failing})
+    yield from _peers(reports, {host for (host, _, _), port in reports.ports.items() if port.errors})
     for status, (count, line) in sorted(reports.other.items()):
         what = f"{count} completions with status {status}"
         yield rule_says("nccl.completion-error", [what, line], raw_lines=count)
@@ -109,8 +108,8 @@ def _async(reports: Reports, key: tuple[str, str, str], event: str, message: str
 
 def _completion(reports: Reports, host: str, done: re.Match[str], message: str) -> None:
     status, rest = int(done["status"]), done["rest"]
-    if local := _LOCAL.search(rest):
-        reports.address_of[host] = local[1]
+    if (local := _LOCAL.search(rest)) and len(reports.host_of) < _HOSTS_MAX:
+        reports.host_of.setdefault(local[1], host)
     vendor = _VENDOR.search(rest)
     if status == _FLUSHED or (vendor and int(vendor[1]) == _VENDOR_FLUSHED):
         reports.flushed += 1
@@ -146,10 +145,15 @@ def _ports(reports: Reports) -> Iterator[Diagnosis]:
 
 def _peers(reports: Reports, explained: set[str]) -> Iterator[Diagnosis]:
     """Who did not answer, of reports that no port error at either end explains."""
-    edges = {pair: line for pair, line in reports.silent.items() if not explained.intersection(pair)}
+    host_of = reports.host_of
+    edges = {
+        (reporter, peer): line
+        for (reporter, peer), line in reports.silent.items()
+        if reporter not in explained and host_of.get(peer, peer) not in explained
+    }
     if edges:
         what = f"{reports.retried} completions with status 12, {reports.flushed} flushed ones"
-        yield from _suspects(edges, reports.address_of, what, reports.retried)
+        yield from _suspects(edges, host_of, what, reports.retried)
     elif reports.closed and not reports.ports and not reports.silent:
         events = [{"reporter": reporter, "peer": peer} for reporter, peer in reports.closed]
         what = f"{len(events)} pairs lost their connection"
@@ -157,17 +161,18 @@ def _peers(reports: Reports, explained: set[str]) -> Iterator[Diagnosis]:
 
 
 def _suspects(
-    edges: dict[tuple[str, str], str], address_of: dict[str, str], what: str, raw_lines: int
+    edges: dict[tuple[str, str], str], host_of: dict[str, str], what: str, raw_lines: int
 ) -> Iterator[Diagnosis]:
-    found = _in_common(list(edges), address_of)
+    named = {host_of.get(peer, peer): peer for _, peer in edges}
+    found = _in_common({(reporter, host_of.get(peer, peer)) for reporter, peer in edges})
     if not found or len(found) > limits().fleet["suspects_max"]:
         rule = "nccl.peers-many" if found else "nccl.peer-ambiguous"
         events = [{"reporter": reporter, "peer": peer} for reporter, peer in edges]
         yield rule_says(rule, [what, *_first(edges)], events=events, raw_lines=raw_lines)
         return
-    named = {peer for _, peer in edges}
-    for suspect, others in found.items():
-        rule = "nccl.peer-silent" if suspect in named else "nccl.reporter-alone"
+    for end, others in found.items():
+        rule = "nccl.peer-silent" if end in named else "nccl.reporter-alone"
+        suspect = named.get(end, end)
         seen = f"{suspect} and {len(others)} others ({', '.join(others[:8])}) do not reach each other"
         yield rule_says(
             rule,
@@ -181,26 +186,25 @@ def _first(lines: dict[tuple[str, str], str]) -> list[str]:
     return list(lines.values())[:2]
 
 
-def _in_common(pairs: list[tuple[str, str]], address_of: dict[str, str]) -> dict[str, list[str]]:
+def _in_common(edges: set[tuple[str, str]]) -> dict[str, list[str]]:
     """The ends that several others have in common, each with those; the most widely reported first.
 
-    Where as many have one end in common as another, the one that reports nothing itself is the suspect.
+    A vote over the peers that are named. Of those with as many votes, the ones that report nothing
+    themselves. Where no peer is named twice, one reporter may have several peers to itself.
     """
-    edges = {(address_of.get(reporter, reporter), peer) for reporter, peer in pairs}
-    host_of = {address: host for host, address in address_of.items()}
     reporters = {reporter for reporter, _ in edges}
-    found: dict[str, list[str]] = {}
-    while edges:
-        partners: dict[str, set[str]] = {}
-        for one, other in edges:
-            partners.setdefault(one, set()).add(other)
-            partners.setdefault(other, set()).add(one)
-        most = max(len(others) for others in partners.values())
-        best = [end for end in partners if len(partners[end]) == most]
-        best = best if len(best) == 1 else [end for end in best if end not in reporters]
-        if most < 2 or not best or len(found) > limits().fleet["suspects_max"]:
-            return found
-        for end in sorted(best):
-            found[end] = sorted(host_of.get(other, other) for other in partners[end])
-        edges = {edge for edge in edges if not set(best).intersection(edge)}
+    left, found = edges, dict[str, list[str]]()
+    while left and len(found) <= limits().fleet["suspects_max"]:
+        votes: dict[str, set[str]] = {}
+        for reporter, peer in left:
+            votes.setdefault(peer, set()).add(reporter)
+        most = max(len(by) for by in votes.values())
+        best = [peer for peer, by in votes.items() if len(by) == most]
+        best = best if len(best) == 1 else [peer for peer in best if peer not in reporters]
+        if most < 2 or not best:
+            break
+        found |= {peer: sorted(votes[peer]) for peer in sorted(best)}
+        left = {edge for edge in left if not set(best).intersection(edge)}
+    if not found and len(reporters) == 1 and len(edges) > 1:
+        return {next(iter(reporters)): sorted(peer for _, peer in edges)}
     return found

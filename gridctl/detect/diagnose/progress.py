@@ -5,11 +5,12 @@ falls. Where no hardware reports anything and all stop at once, changing nodes w
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gridctl.detect.diagnose.reading import Row, rows_of
+from gridctl.detect.diagnose.reading import Row, log_lines, rows_of
 from gridctl.detect.diagnose.ruling import limits, rule_says
 from gridctl.model.diagnosis import Diagnosis, Material
 
@@ -46,6 +47,13 @@ _ERRORS = (
 _VERSIONS = ("nccl", "nccl_version", "rccl", "driver", "torch", "torch_version", "cuda")
 _NOT_FINITE = {"nan", "inf", "-inf", "+inf", "infinity", "-infinity"}
 _LOSSES = ("loss", "train_loss", "lm_loss", "grad_norm", "gradnorm", "global_grad_norm")
+_LOG_LOSS = re.compile(
+    r"(?<![A-Za-z])(?P<name>(?:lm |train(?:ing)?[ _])?loss|grad(?:ient)?[ _]norm)[\"']? ?[:=] ?[\"']?"
+    r"(?P<value>[-+]?(?:nan|inf(?:inity)?))(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_LOG_STEP = re.compile(r"(?:step|iter(?:ation)?)[\"']?[ :=]{1,3}(\d{1,12})", re.IGNORECASE)
+_LOG_RANK = re.compile(r"\[?rank[ :=]?(\d{1,7})", re.IGNORECASE)
 _JOBS_MAX = 65_536
 
 
@@ -84,7 +92,7 @@ class Job(msgspec.Struct):
     versions: str = ""
     bad: dict[str, str] = {}  #: rank -> what was no number there
     bad_at: str = ""
-    ranks: int = 0
+    nulls: dict[str, int] = {}  #: (rank, name) -> records in a row without the value that came before
 
     def feed(self, row: Row) -> None:
         """One reading."""
@@ -113,12 +121,29 @@ class Job(msgspec.Struct):
 
     def _numbers(self, row: Row) -> None:
         for name in _LOSSES:
-            value = row.values.get(name.replace("_", ""))
+            key = name.replace("_", "")
+            if key not in row.values:
+                continue
+            value, rank = row.values[key], row.text("rank")
             word = value.strip().lower() if isinstance(value, str) else ""
-            if word in _NOT_FINITE or (isinstance(value, float) and not math.isfinite(value)):
-                if len(self.bad) < 4096:
-                    self.bad.setdefault(row.text("rank") or "-", f"{name} is {value}")
-                self.bad_at = self.bad_at or row.text("step")
+            gone = self._gone(f"{rank} {name}", value)
+            if word in _NOT_FINITE or gone or (isinstance(value, float) and not math.isfinite(value)):
+                self.no_number(rank or "-", f"{name} is {value}", row.text("step"))
+
+    def _gone(self, key: str, value: object) -> bool:
+        """Strict JSON has no NaN: null again and again, where a number was before, stands for it."""
+        if value is not None:
+            if len(self.nulls) < 65_536:
+                self.nulls[key] = 0
+        elif key in self.nulls:
+            self.nulls[key] += 1
+        return self.nulls.get(key, 0) >= limits().hang["nulls"]
+
+    def no_number(self, rank: str, what: str, step: str) -> None:
+        """A loss or a norm was no number."""
+        if len(self.bad) < 4096:
+            self.bad.setdefault(rank, what)
+        self.bad_at = self.bad_at or step
 
     def still_s(self) -> float:
         """How long the step has stood still at the end."""
@@ -136,6 +161,7 @@ def progress(materials: Sequence[Material]) -> Iterator[Diagnosis]:
             name = row.text("job")
             if name in jobs or len(jobs) < _JOBS_MAX:
                 jobs.setdefault(name, Job(name)).feed(row)
+        _log(jobs, material)
     well = []
     for job in jobs.values():
         found = [diagnosis for diagnosis in (_no_number(job), _hang(job)) if diagnosis is not None]
@@ -145,6 +171,15 @@ def progress(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     if well and len(well) == len(jobs):
         what = f"job {well[0].job or '-'} went on to step {well[0].step:g}"
         yield rule_says("progress.well", [what], event_count=0)
+
+
+def _log(jobs: dict[str, Job], material: Material) -> None:
+    """A training program's own lines: "iteration 1200 | lm loss: NAN | grad norm: 0.2"."""
+    for line in log_lines(material, "nan", "NaN", "NAN", "inf", "Inf", "INF"):
+        if match := _LOG_LOSS.search(line[:2000]):
+            step, rank = _LOG_STEP.search(line[:2000]), _LOG_RANK.search(line[:200])
+            what = f"{match['name']} is {match['value']}"
+            jobs.setdefault("", Job("")).no_number(rank[1] if rank else "-", what, step[1] if step else "")
 
 
 def _no_number(job: Job) -> Diagnosis | None:
