@@ -23,7 +23,9 @@ DEADLINE_S = 120.0
 #: What firmware keeps is read once in a test, and nothing is given up on that is only late.
 CALM = Timing(interval_s=0.02, slow_s=3600, read_s=60, start_s=60, pause_min_s=0.05, pause_max_s=3600)
 #: A call that hangs in the stub hangs for good, so a short deadline finds nothing that is not true.
-BRISK = Timing(interval_s=0.02, slow_s=3600, read_s=2, start_s=60, pause_min_s=0.05, pause_max_s=0.05)
+BRISK = Timing(
+    interval_s=0.02, slow_s=3600, read_s=2, start_s=60, pause_min_s=0.05, pause_max_s=0.05, relist_s=0.1
+)
 FAST_NAMES = {name for group in FAST for name in group}
 #: What the stub answers where no file says otherwise (nvlink_crc: fields 38 and 45).
 STUB_VALUES = """
@@ -80,10 +82,14 @@ class Heard:
 
 
 def listening(
-    test: Callable[[Heard], Awaitable[None]], *, timing: Timing = CALM, events: bool = False
+    test: Callable[[Heard], Awaitable[None]],
+    *,
+    timing: Timing = CALM,
+    events: bool = False,
+    expected: int = 0,
 ) -> None:
     async def run() -> None:
-        heard = Heard(Nvml(events=events, timing=timing))
+        heard = Heard(Nvml(events=events, expected=expected, timing=timing))
         try:
             async with asyncio.timeout(DEADLINE_S):
                 await test(heard)
@@ -269,6 +275,17 @@ def test_an_nvml_that_does_not_start_is_told_and_tried_again(stub: Stub) -> None
         await heard.sample(lost=0)
 
     listening(test, timing=timing)
+
+
+def test_fewer_gpus_than_the_node_has_are_told_and_looked_for(stub: Stub) -> None:
+    async def test(heard: Heard) -> None:
+        assert await heard.says("expected") == "1 GPUs are listed by the driver, 2 expected"
+        await heard.sample("gpu:0")
+        stub.set("count", 2)
+        await heard.says("2 GPUs are read")
+        await heard.sample("gpu:1", temp_c=41)
+
+    listening(test, timing=BRISK, expected=2)
 
 
 def test_no_driver_is_told_once_and_waited_for(stub: Stub) -> None:

@@ -42,6 +42,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 30.0  #: for NVML's start: without persistence mode the driver wakes every GPU
     pause_min_s: float = 1.0
     pause_max_s: float = 60.0
+    relist_s: float = 600.0  #: while a GPU is missing; not often, because NVML's start touches all GPUs
 
 
 class _Pause:
@@ -88,9 +89,13 @@ class _Gpu:
 
 
 class Nvml:
-    """All GPUs that NVML lists. `events`: also tells Xids. Never blocks, never ends by itself."""
+    """All GPUs that NVML lists; `expected`: how many there ought to be. `events`: also tells Xids.
 
-    def __init__(self, *, events: bool, timing: Timing | None = None) -> None:
+    Never blocks, never ends by itself.
+    """
+
+    def __init__(self, *, events: bool, expected: int = 0, timing: Timing | None = None) -> None:
+        self._expected = expected
         self.events = events
         self._timing = timing or Timing()
         self._children = Children()
@@ -158,11 +163,14 @@ class Nvml:
             return list(self._failed(f"the process that reads NVML cannot be started: {error}", _now_s()))
         self._identified = False
         self._tick_s = _now_s()
-        self._relist_s = self._tick_s + self._timing.pause_max_s
+        self._relist_s = self._tick_s + self._timing.relist_s
         if len(self._at) != message.gpus:  # the indices have moved: find out anew which is which
             self._at = [None] * message.gpus
             self._slow_floor_s = max((gpu.slow_at_s for gpu in self._known.values()), default=now_s)
-        return list(self._tell(f"{message.gpus} GPUs are read, driver {message.driver}"))
+        readings = list(self._tell(f"{message.gpus} GPUs are read, driver {message.driver}"))
+        if readings and message.gpus < self._expected:
+            readings.append(_log(f"{message.gpus} GPUs are listed by the driver, {self._expected} expected"))
+        return readings
 
     def _tell(self, text: str) -> Iterator[Reading]:
         """How it stands with this source; once, and again after it was otherwise."""
@@ -171,7 +179,9 @@ class Nvml:
             yield _note(f"nvml: {text}")
 
     def _is_incomplete(self) -> bool:
-        return not self._at or any(gpu.lost or not gpu.listed for gpu in self._known.values())
+        return len(self._at) < max(self._expected, 1) or any(
+            gpu.lost or not gpu.listed for gpu in self._known.values()
+        )
 
     def _failed(self, text: str, now_s: float) -> Iterator[Reading]:
         """The child is of no use any more."""
@@ -284,7 +294,8 @@ def open_nvml(rest: str, home: Home) -> Nvml:
     """Reads the source `nvml`, which takes no options. Raises `ConfigError`."""
     if rest:
         raise ConfigError(f"{home.config_file}: source nvml takes nothing after its name, not {rest!r}")
-    return Nvml(events=not any(map(_is_kernel_log, home.config().sources)))
+    config = home.config()
+    return Nvml(events=not any(map(_is_kernel_log, config.sources)), expected=config.gpus)
 
 
 def _is_kernel_log(text: str) -> bool:
