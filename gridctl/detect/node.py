@@ -14,6 +14,7 @@ from gridctl.detect.heartbeat import Observers, Rhythm
 from gridctl.detect.kernel import KernelLog, suppressed
 from gridctl.detect.levels import Levels
 from gridctl.detect.policy import DetectPolicy
+from gridctl.detect.stale import Stale
 from gridctl.model.findings import (
     SEVERITIES,
     Decision,
@@ -64,6 +65,7 @@ class NodeWatch:
         self.busy_unix_s = float("-inf")  #: when a GPU was last seen in use, by the reader's clock
         self.explained_unix_s = float("-inf")  #: when something was last said that may end a job, likewise
         self._rhythm = Rhythm()
+        self._stale = Stale()
         self._beats = False
         self._forget()
 
@@ -116,6 +118,7 @@ class NodeWatch:
                 del self._earlier_boots[next(iter(self._earlier_boots))]
             self._forget()
             self._boot_unix_s = record.t_unix_s
+            self._stale.booted(record.t_unix_s)
             if self.holds.pop("reboot", None):
                 self.holds["settling"] = "coming up after a planned reboot"
         self._boot = record.boot
@@ -177,22 +180,30 @@ class NodeWatch:
     def _observe(self, record: StreamRecord) -> Iterable[Finding | Suppressed | Cleared]:
         v = record.v
         if record.kind == "log" and isinstance(line := v.get("line"), str):
-            return self._log.feed(record.t_unix_s, line) if v.get("source") in _KERNEL_LOGS else ()
+            return self._kernel(record.t_unix_s, line) if v.get("source") in _KERNEL_LOGS else ()
         if record.kind == "sample" and isinstance(name := v.get("device"), str):
             return self._sample(record.t_unix_s, name, v)
         if record.kind == "note":
-            self._noted(str(v.get("action")))
+            self._noted(record.t_unix_s, str(v.get("action")))
         if record.kind == "gap":
             return (self._missing(record),)
         return ()
 
-    def _noted(self, action: str) -> None:
+    def _kernel(self, t_unix_s: float, line: str) -> Iterator[Finding | Suppressed]:
+        if not (because := self._stale.before(t_unix_s, line)):
+            yield from self._log.feed(t_unix_s, line)
+            return
+        for found in KernelLog(self._policy, self.facts.name, self._device_of).feed(t_unix_s, line):
+            yield found if isinstance(found, Suppressed) else suppressed(found, because, rule="stale")
+
+    def _noted(self, t_unix_s: float, action: str) -> None:
         """A person's hold lasts until its own end; whoever ends it says that the node is sound."""
         if action in _HOLDING:
             owner, words = _HOLDING[action]
             self.holds[owner] = words
         elif self.holds.pop(_RELEASING.get(action, ""), None) is not None:
             self._forget()
+            self._stale.repaired(t_unix_s)
 
     def _sample(self, t_unix_s: float, name: str, v: dict[str, Any]) -> Iterable[Finding | Cleared]:
         values = v.get("v")

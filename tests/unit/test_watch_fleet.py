@@ -203,3 +203,42 @@ def test_one_answer_ends_all_doubt() -> None:
     assert observers.failing(2) == ["a", "b"]
     observers.probe("c", True, 2.0)
     assert observers.failing(1) == []
+
+
+STAMPS = {
+    "uptime": lambda at_s: f"[{at_s + 5e6:.6f}] ",
+    "iso": lambda at_s: (
+        f"kern  :err   : 2026-11-0{1 + int(at_s // 86400)}T"
+        f"{int(at_s % 86400 // 3600):02d}:{int(at_s % 3600 // 60):02d}:{int(at_s % 60):02d},000000+00:00 "
+    ),
+}
+
+
+@pytest.mark.parametrize("form", STAMPS)
+def test_a_line_told_again_after_a_repair_is_not_acted_on_twice_and_a_new_one_is(form: str) -> None:
+    fleet = Fleet(4)
+    fleet.kmsg("n01", STAMPS[form](fleet.at_s) + LOST)
+    old = STAMPS[form](fleet.at_s) + LOST
+    fleet.feed("n01", "note", action="drain", text="a new board")
+    fleet.at_s += 3000.0
+    fleet.kmsg("n01", STAMPS[form](fleet.at_s) + "nvidia-uvm: Loaded the UVM driver")
+    fleet.feed("n01", "note", action="undrain", text="done")
+    fleet.kmsg("n01", old)
+    assert len(fleet.of(Decision)) == 1
+    assert "stale" in {out.rule for out in fleet.of(Suppressed)}
+    fleet.at_s += 700.0
+    fleet.kmsg("n01", STAMPS[form](fleet.at_s) + LOST)
+    assert len(fleet.of(Decision)) == 2
+
+
+def test_a_line_of_an_earlier_boot_is_known_by_its_stamp() -> None:
+    fleet = Fleet(4)
+    fleet.run(10)
+    old = f"[5000000.1] {LOST}"
+    fleet.kmsg("n01", old)
+    fleet.at_s += 400.0
+    fleet.feed("n01", "beat", boot="b2")
+    fleet.feed("n01", "log", boot="b2", source="kmsg", line=old)
+    assert len(fleet.of(Decision)) == 1
+    fleet.feed("n01", "log", boot="b2", source="kmsg", line=f"[12.5] {LOST}")
+    assert len(fleet.of(Decision)) == 2, "lost again, early in the new boot"

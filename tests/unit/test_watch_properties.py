@@ -88,7 +88,7 @@ def story(draw: st.DrawFn) -> dict[str, list[StreamRecord]]:
         records = [kmsg(50.0 + at_s % 100, name, xid, gpu, text) for at_s, xid, gpu, text in logs]
         for second in range(5, min(dies_s, 200), 5):
             at_s = second + index / 10
-            base = {"seq": 1, "boot": "b1", "node": name, "t_unix_s": at_s}
+            base: dict[str, Any] = {"seq": 1, "boot": "b1", "node": name, "t_unix_s": at_s}
             records.append(StreamRecord(**base, kind="beat", v={}))
             target = NAMES[(index + 1) % len(NAMES)]
             answer = draw(st.sampled_from([9.0, 9.0, 9.0, None]))
