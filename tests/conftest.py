@@ -10,7 +10,13 @@ settings.register_profile("gridctl", deadline=None, suppress_health_check=[Healt
 settings.load_profile("gridctl")
 
 #: Files of tests -> programs that they need and a fresh machine lacks. In CI a missing one is a failure.
-NEEDED = {"test_trust_keyring.py": ("gnome-keyring-daemon", "dbus-daemon", "dbus-send")}
+NEEDED = {
+    "test_trust_keyring.py": ("gnome-keyring-daemon", "dbus-daemon", "dbus-send"),
+    "test_agent_nvml.py": ("gcc",),
+    "test_agent_nvml_serve.py": ("gcc",),
+}
+#: Debian's packages that bring them.
+PACKAGES = {"gcc": "gcc libc6-dev", "gnome-keyring-daemon": "gnome-keyring"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,5 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         missing = [name for name in NEEDED.get(item.path.name, ()) if shutil.which(name) is None]
         if missing:
-            reason = f"{', '.join(missing)} missing: apt-get install gnome-keyring dbus"
+            packages = sorted({PACKAGES.get(name, "dbus") for name in missing})
+            reason = f"{', '.join(missing)} missing: apt-get install {' '.join(packages)}"
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -49,7 +49,7 @@ class Daemon:
             raise ConfigError(f"{home.config_file} is of node {config.node!r}, but {home.trust} of {own}")
         self._boot = boot_id(config.sysroot)
         self._serial = chassis_serial(config)
-        self.sources = {text: open_source(text, home, config.node) for text in config.sources}
+        self.sources = {text: open_source(text, home, config.node, config.sysroot) for text in config.sources}
         self.spool = Spool(home.spool, config.node, self._boot, bytes_max=config.spool_bytes_max)
         self.samples = Samples()
         self.launches = Launches(home.launch)

@@ -29,7 +29,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
     gpu_model: str = ""
     driver: str = ""
-    sources: list[str] = []  #: telemetry, e.g. "replay:FILE?node=NAME"
+    sources: list[str] = []  #: telemetry, e.g. "kmsg", "ethernet?interval=5"
     env_allow: list[str] = []  #: further patterns of environment names that a launch keeps
     spool_bytes_max: int = SPOOL_BYTES_MAX
     sysroot: str = "/"  #: where /sys and /proc are read
@@ -59,6 +59,7 @@ class Home:
         self.lease_file = self.root / "lease.json"
         self.freeze_file = self.root / "freeze.json"
         self.node_file = self.root / "node.json"
+        self.cursors = self.root / "cursors"
         self.replay_go = self.root / "replay.go"
         self._lock_fd = -1
 

@@ -10,10 +10,12 @@ from gridctl.cli import (
     about,
     cordons,
     demo,
+    diagnose,
     doctor,
     freeze,
     incidents,
     journal,
+    replay,
     run,
     swap,
     trust,
@@ -65,6 +67,8 @@ def _tree() -> None:
     root.command()(incidents.incidents)
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
+    root.command()(diagnose.diagnose)
+    root.command()(replay.replay)
     root.command()(demo.demo)
     root.command()(watch.watch)
     root.command()(doctor.doctor)

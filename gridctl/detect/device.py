@@ -14,6 +14,8 @@ class Cleared(msgspec.Struct, frozen=True):
     """A finding of this kind no longer holds, by the word of the source that made it."""
 
     kind: str
+    device: str = ""  #: "": the one whose sample it was
+    layer: str = "device"
 
 
 class Device:
@@ -24,7 +26,7 @@ class Device:
         self._node = node
         self._name = name
         self._last: dict[str, float] = {}
-        self._rate = _CorrectedRate(policy)
+        self._rate = CorrectedRate(policy)
         self._recovery = 0.0
 
     def feed(self, t_unix_s: float, values: Mapping[str, object]) -> Iterator[Finding | Cleared]:
@@ -129,7 +131,7 @@ class Device:
         )
 
 
-class _CorrectedRate:
+class CorrectedRate:
     """Corrected errors a second: N of M samples under load; idle samples count neither way."""
 
     def __init__(self, policy: DetectPolicy) -> None:

@@ -5,17 +5,16 @@ recovery advice (Xid 154) sets the action; an error of an application moves nobo
 nothing by itself unless it names what caused it.
 """
 
-import re
 from collections.abc import Callable, Iterator
 
 import msgspec
 
 from gridagent.signals.bursts import Bursts
-from gridagent.signals.nvidia import Event, GpuLost, KernelParser, Xid, burst_key
-from gridctl.detect.policy import DetectPolicy, XidRow, xid_row
+from gridagent.signals.nvidia import Event, KernelParser, Xid, burst_key
+from gridctl.detect.meaning import mean
+from gridctl.detect.policy import DetectPolicy
 from gridctl.model.findings import SEVERITIES, Finding, Suppressed, worse
 
-_FATAL = re.compile(r"\bFatal\b")
 #: GPUs whose last finding is remembered, far above what a node can have: addresses come from text.
 _HEADS_MAX = 256
 _TEXT_CHARS_MAX = 200
@@ -42,61 +41,26 @@ class KernelLog:
 
     def _finding(self, t_unix_s: float, event: Event) -> Finding | None:
         """What one event means by itself; None where the driver says that nothing is needed."""
-        if not isinstance(event, Xid):
-            return self._without_number(t_unix_s, event)
-        if event.recovery_action is not None:
-            return self._advice(t_unix_s, event, event.recovery_action)
-        number, rule = event.xid, f"xid.{event.xid}"
-        if event.xid == 45 and event.caused_by is not None:
-            number, rule = event.caused_by, f"xid.{event.caused_by}.caused_by"
-        row = xid_row(self._policy, number)
-        harmless = row.preempt == "if-fatal" and not _FATAL.search(event.text)
-        if harmless:
-            row = msgspec.structs.replace(row, severity="warning", action="observe", when="none")
-        preempt = row.preempt == "yes" or (row.preempt == "if-fatal" and not harmless)
-        why = f"Xid {event.xid}: {row.meaning}: {event.text[:_TEXT_CHARS_MAX]!r}"
-        return self._make(t_unix_s, row, event.pci, rule, why, preempt=preempt, xid=number)
-
-    def _without_number(self, t_unix_s: float, event: Event) -> Finding:
-        if isinstance(event, GpuLost):
-            row = self._policy.xids[79]
-            return self._make(
-                t_unix_s, row, event.pci, "kernel.gpu_lost", row.meaning, preempt=True, xid=None
-            )
-        row = msgspec.structs.replace(self._policy.xids[143], action="evacuate_and_reboot", when="now")
-        return self._make(t_unix_s, row, event.pci, "kernel.init_failed", row.meaning, preempt=True, xid=None)
-
-    def _advice(self, t_unix_s: float, event: Xid, value: int) -> Finding | None:
-        if value == 0:
+        told = mean(self._policy, event)
+        if told is None or told.advice == 0:
             return None
-        row = self._policy.recovery.get(value)
-        known = xid_row(self._policy, 154)
-        if row is None:
-            why = f"Xid 154: the driver asks for a recovery action {value} that has no known meaning"
-            return self._make(t_unix_s, known, event.pci, "recovery.unknown", why, preempt=False, xid=154)
-        known = msgspec.structs.replace(known, severity=row.severity, action=row.action, when=row.when)
-        why = f"Xid 154: the driver asks for: {row.name}"
-        preempt = row.preempt == "yes"
-        return self._make(t_unix_s, known, event.pci, f"recovery.{value}", why, preempt=preempt, xid=154)
-
-    def _make(
-        self, t_unix_s: float, row: XidRow, pci: str, rule: str, why: str, *, preempt: bool, xid: int | None
-    ) -> Finding:
+        text = f": {event.text[:_TEXT_CHARS_MAX]!r}" if isinstance(event, Xid) and told.advice is None else ""
+        number = f"Xid {event.xid}: " if isinstance(event, Xid) else ""
         return Finding(
             t_unix_s=t_unix_s,
             node=self._node,
-            device=self._device_of(pci),
-            kind=row.kind,
-            severity=row.severity,
-            action=row.action,
-            preempt_job=preempt,
-            when=row.when,
-            why=[why],
-            rule=rule,
+            device=self._device_of(event.pci),
+            kind=told.kind,
+            severity=told.severity,
+            action=told.action,
+            preempt_job=told.preempt,
+            when=told.when,
+            why=[f"{number}{told.meaning}{text}"],
+            rule=told.rule,
             layer="kernel",
-            fault=row.fault,
-            xid=xid,
-            pci=pci,
+            fault=told.fault,
+            xid=told.xid,
+            pci=event.pci,
         )
 
     def _in_chain(self, found: Finding) -> Finding | Suppressed:
@@ -111,7 +75,7 @@ class KernelLog:
                 found = _advised(head, found)
                 self._heads[found.pci] = (begin_unix_s, found)
                 return found
-            if SEVERITIES.index(found.severity) <= SEVERITIES.index(head.severity):
+            if _weight(found) <= _weight(head):
                 cause = f"follows {head.rule} on the same GPU: the first cause counts"
                 return suppressed(found, cause, rule=f"chain.{head.rule}")
         self._heads.pop(found.pci, None)  # the newest stands last
@@ -119,6 +83,11 @@ class KernelLog:
         if len(self._heads) > _HEADS_MAX:
             del self._heads[next(iter(self._heads))]
         return found
+
+
+def _weight(found: Finding) -> tuple[bool, int]:
+    """Decisive before severe: a cause that waits must not hide a consequence that cannot."""
+    return (found.preempt_job, SEVERITIES.index(found.severity))
 
 
 def suppressed(found: Finding, because: str, rule: str = "") -> Suppressed:

@@ -115,7 +115,8 @@ def test_launches_follow_the_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("nvml:", "is no source"),
+        ("nvlm", "is no source"),
+        ("nvml:all", "takes nothing"),
         ("replay:none.jsonl", "no recording"),
         ("replay:agent.toml", "no recording"),
         ("replay:r.jsonl?speed=0", "speed"),

@@ -304,7 +304,10 @@ def test_a_held_node_is_not_decided_on() -> None:
     assert decisions(outputs) == []
     assert [out.rule for out in outputs if isinstance(out, Suppressed)] == ["held"]
     assert node.verdict == "faulty"
-    assert [d.decision for d in decisions(node.feed("note", action="undrain"))] == ["swap_now"]
+    assert not any(out.preempt_job for out in outputs)
+    assert decisions(node.feed("note", action="undrain")) == []  # whoever ends a drain says that it is sound
+    assert node.verdict == "healthy"
+    assert [d.decision for d in decisions(node.xid(79))] == ["swap_now"]  # and it is not
     node = Node()
     node.watch.hold("n1", "swapped before")
     assert decisions(node.sample(recovery_action=4)) == []

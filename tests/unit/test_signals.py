@@ -11,7 +11,12 @@ from gridagent.signals.values import number
 
 MESSAGE = "NVRM: Xid (PCI:0000:3b:00): 94, pid=7194, name=python, Contained: SM (0x1). RST: No, D-RST: No"
 CONTAINED = Xid(
-    pci="0000:3b:00.0", xid=94, pid=7194, process="python", text="Contained: SM (0x1). RST: No, D-RST: No"
+    pci="0000:3b:00.0",
+    xid=94,
+    pid=7194,
+    process="python",
+    text="Contained: SM (0x1). RST: No, D-RST: No",
+    reset_advice=0,
 )
 T = 1771777458.0  # 2026-02-22T16:24:18Z
 
@@ -60,7 +65,6 @@ def test_impossible_dates_are_no_dates() -> None:
         "user  :err   : [ 903.1] NVRM: Xid (PCI:0000:5d:00): 79, pid=1, name=x, GPU has fallen off the bus.",
         "[ 1.0] audit: comm=NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus.",
         "[ 1.0] NVRM: Xid (PCI:0000:5d:00): seventy-nine, GPU",
-        "[ 1.0] NVRM: GPU at PCI:0000:9b:00: GPU-00000000-0000-4000-8000-000000000000",
     ],
 )
 def test_what_a_process_wrote_is_no_kernel_event(line: str) -> None:

@@ -7,6 +7,7 @@ match from the start of the message only, and nothing that decides is looked for
 """
 
 import re
+from collections import deque
 
 import msgspec
 
@@ -24,9 +25,12 @@ _RECOVERY = re.compile(
     r"to 0x([0-9a-f]{1,8}) \([^()]{1,40}\)\s*$"
 )
 _TEXT_START = re.compile(
-    r"(?:Ch |[Cc]hannel |Contained|Uncontained|GPU |Timeout|DBE|Row Remapper|Graphics |Class Error|NVLink|"
-    r"Additional to|intr |MMU Fault|errorString|An unrec|High single|SPI |[A-Z]{3,6}_[A-Z_]{3,})"
+    r"(?:Ch |[Cc]hannel |Contained|Uncontained|GPU |Timeout|DBE|Double Bit|Row Remapper|Dynamic Page|"
+    r"Graphics |Class Error|NVLink|Additional to|intr |MMU Fault|errorString|An unrec|High single|SPI |"
+    r"[A-Z]{3,6}_[A-Z_]{3,})"
 )
+_RESETS = re.compile(r"RST: (Yes|No), D-RST: (Yes|No)")
+_UNIT = re.compile(r"\(GPC (\d{1,3}), TPC (\d{1,3})(?:, SM (\d{1,3}))?\)")
 #: A process name has at most 15 characters (TASK_COMM_LEN less the closing zero).
 _NAME_CHARS_MAX = 15
 
@@ -39,9 +43,12 @@ _LOST_ANYWHERE = re.compile(r"\bhas\s+fallen off the bus and is not responding")
 _INIT_FAILED = re.compile(
     r"NVRM: GPU (?P<pci>[0-9A-Fa-f:.]{7,20}): (?:RmInitAdapter failed|rm_init_adapter failed)"
 )
+_SILENCED = re.compile(r"NVRM: Rate limiting GSP RPC error prints for GPU at (?P<pci>[0-9A-Fa-f:.PCI]{7,24})")
+_IDENTITY = re.compile(r"NVRM: GPU at (?P<pci>[0-9A-Fa-f:.PCI]{7,24}): (?P<uuid>GPU-[0-9a-f-]{36})\s*$")
 _INTERESTING = ("NVRM: ", "fallen off", "installed in")
 #: Other records may stand between the first and the last line of the form without a number.
 _PENDING_LINES = 64
+_PENDING_MAX = 32
 
 
 class Xid(msgspec.Struct, frozen=True, kw_only=True, tag="xid"):
@@ -55,6 +62,15 @@ class Xid(msgspec.Struct, frozen=True, kw_only=True, tag="xid"):
     mig: str = ""  #: GPU instance and compute instance, where the GPU is partitioned
     caused_by: int | None = None  #: an earlier Xid of which this one is only the consequence
     recovery_action: int | None = None  #: of Xid 154: the value of NVML field 230
+    reset_advice: int | None = (
+        None  #: of Xid 94 and 95: 1 reset, 4 drain and reset, 0 neither; None: not told
+    )
+
+    @property
+    def unit(self) -> tuple[int, int] | None:
+        """Of a compute exception: the GPC and TPC that it names."""
+        match = _UNIT.search(self.text[:400])
+        return (int(match[1]), int(match[2])) if match else None
 
 
 class GpuLost(msgspec.Struct, frozen=True, kw_only=True, tag="gpu_lost"):
@@ -69,7 +85,20 @@ class InitFailed(msgspec.Struct, frozen=True, kw_only=True, tag="init_failed"):
     pci: str
 
 
-Event = Xid | GpuLost | InitFailed
+class Silenced(msgspec.Struct, frozen=True, kw_only=True, tag="silenced"):
+    """The driver prints only some of its time-outs of a GPU's system processor from here on."""
+
+    pci: str
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True, tag="identity"):
+    """Which GPU sits at an address; printed once, before the GPU's first Xid."""
+
+    pci: str
+    uuid: str
+
+
+Event = Xid | GpuLost | InitFailed | Silenced | Identity
 
 
 def canonical_pci(text: str) -> str:
@@ -89,40 +118,74 @@ def burst_key(event: Event) -> tuple[str, str, int, int, str]:
     return (type(event).__name__, event.pci, 0, 0, "")
 
 
+_WORDS = (
+    ("p2p", 3),
+    ("peer", 3),
+    ("drain", 4),
+    ("imex", 5),
+    ("bus", 6),
+    ("system", 7),
+    ("reboot", 2),
+    ("reset", 1),
+    ("none", 0),
+)
+
+
+def recovery_value(value: object) -> int | None:
+    """The value of NVML field 230 for a number or for what tools print ("Drain and Reset"); None: unknown."""
+    text = str(value).strip().lower()[:60]
+    if text.isdecimal() and len(text) <= 3:
+        return int(text)
+    if text.startswith("0x") and (match := re.fullmatch(r"0x([0-9a-f]{1,4})(?: .*)?", text)):
+        return int(match[1], 16)
+    if text.startswith("["):  # "[N/A]", "[GPU requires reset]": no value
+        return None
+    words = re.findall(r"[a-z0-9]+", text)
+    return next((number for word, number in _WORDS if word in words), None)
+
+
 class KernelParser:
-    """Reads the kernel log of one node, line by line; remembers only a message that is still unfinished."""
+    """Reads the kernel log of one node, line by line; remembers only messages that are still unfinished."""
 
     def __init__(self) -> None:
-        self._pending_pci = ""
-        self._pending_lines = 0
+        self._lines = 0
+        self._pending: deque[tuple[str, int]] = deque(maxlen=_PENDING_MAX)  #: address, number of the line
 
     def feed(self, line: str) -> list[Event]:
         """Events of one log line in any known wrapper; [] for everything else, whatever it contains."""
+        self._lines += 1
         if not any(word in line for word in _INTERESTING):
-            self._pending_lines -= 1
             return []
         record = unwrap(line)
-        if not record.kernel:
-            return []
-        return [event for part in record.message.split("\n") if (event := self._message(part)) is not None]
+        return self.take(record.message) if record.kernel else []
+
+    def take(self, message: str) -> list[Event]:
+        """Events of a message whose wrapper is off and that the kernel wrote."""
+        return [event for part in message.split("\n") if (event := self._message(part)) is not None]
+
+    def pause(self) -> None:
+        """Another record has come, which was not for this parser."""
+        self._lines += 1
 
     def _message(self, message: str) -> Event | None:
-        self._pending_lines -= 1
         if message.startswith("NVRM: Xid ("):
             return _xid(message)
-        if match := _LOST.match(message):
-            return GpuLost(pci=canonical_pci(match["pci"]))
-        if match := _INIT_FAILED.match(message):
-            return InitFailed(pci=canonical_pci(match["pci"]))
+        for pattern, kind in ((_LOST, GpuLost), (_INIT_FAILED, InitFailed), (_SILENCED, Silenced)):
+            if match := pattern.match(message):
+                return kind(pci=canonical_pci(match["pci"].rstrip(":")))
+        if match := _IDENTITY.match(message):
+            return Identity(pci=canonical_pci(match["pci"]), uuid=match["uuid"])
         if match := _LOST_BEGIN.match(message):
-            self._pending_pci, self._pending_lines = canonical_pci(match["pci"]), _PENDING_LINES
+            self._pending.append((canonical_pci(match["pci"]), self._lines))
             return self._lost() if _LOST_ANYWHERE.search(message, match.end()) else None
         return self._lost() if _LOST_END.match(message) else None
 
     def _lost(self) -> GpuLost:
-        pci = self._pending_pci if self._pending_lines > 0 else ""
-        self._pending_pci, self._pending_lines = "", 0
-        return GpuLost(pci=pci)
+        while self._pending:
+            pci, line = self._pending.popleft()
+            if self._lines - line < _PENDING_LINES:
+                return GpuLost(pci=pci)
+        return GpuLost(pci="")
 
 
 def _xid(message: str) -> Xid | None:
@@ -143,7 +206,15 @@ def _xid(message: str) -> Xid | None:
         mig=mig[0] if mig else "",
         caused_by=int(cause[1]) if cause else None,
         recovery_action=int(recovery[1], 16) if recovery else None,
+        reset_advice=_reset_advice(text) if xid in (94, 95) else None,
     )
+
+
+def _reset_advice(text: str) -> int | None:
+    match = _RESETS.search(text[:400])
+    if match is None:
+        return None
+    return 1 if match[1] == "Yes" else 4 if match[2] == "Yes" else 0
 
 
 def _process(rest: str) -> tuple[int | None, str, str]:

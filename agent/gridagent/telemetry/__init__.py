@@ -22,11 +22,23 @@ class Source(Protocol):
     def __aiter__(self) -> AsyncIterator[Reading]: ...
 
 
-def open_source(text: str, home: Home, node: str) -> Source:
-    """The source that a `sources` entry of agent.toml names. Raises `ConfigError`."""
+def open_source(text: str, home: Home, node: str, sysroot: str = "/") -> Source:
+    """The source that a `sources` entry of agent.toml names. Raises `ConfigError`.
+
+    Files are read below `sysroot`, unless the entry names a root of its own.
+    """
+    from gridagent.telemetry.files import NAMES, open_files
+
+    if (files := open_files(text, home, sysroot)) is not None:
+        return files
     scheme, _, rest = text.partition(":")
     if scheme == "replay":
         from gridagent.telemetry.replay import open_replay
 
         return open_replay(rest, home, node)
-    raise ConfigError(f"{home.config_file}: {text!r} is no source; known: replay:FILE?node=NAME")
+    if scheme == "nvml":
+        from gridagent.telemetry.nvml import open_nvml
+
+        return open_nvml(rest, home)
+    known = ", ".join((*NAMES, "nvml", "replay:FILE?node=NAME"))
+    raise ConfigError(f"{home.config_file}: {text!r} is no source; known: {known}")

@@ -14,10 +14,13 @@ from gridctl.errors import ConfigError
 from gridctl.model.findings import SEVERITIES
 
 PREEMPT = ("yes", "no", "if-fatal")
+TESTS = ("at_least", "at_most", "mask", "below_max", "rises")
 WHEN = ("none", "now", "after_job", "after_restart", "window", "before_admission")
 
 
-class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PolicyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all tables say of a row: how bad, what to do, and by whose word."""
+
     severity: str
     action: str
     preempt: str  #: "yes" is a decisive signal; "if-fatal" is one if the driver's line says Fatal
@@ -29,7 +32,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError(f"unknown word in {self}")
 
 
-class XidRow(_Row, frozen=True, kw_only=True):
+class XidRow(PolicyRow, frozen=True, kw_only=True):
     """What one Xid number means."""
 
     xid: int
@@ -38,14 +41,14 @@ class XidRow(_Row, frozen=True, kw_only=True):
     fault: str
 
 
-class RecoveryRow(_Row, frozen=True, kw_only=True):
+class RecoveryRow(PolicyRow, frozen=True, kw_only=True):
     """What one value of NVML field 230 (also told by Xid 154) means."""
 
     value: int
     name: str
 
 
-class DeviceRow(_Row, frozen=True, kw_only=True):
+class DeviceRow(PolicyRow, frozen=True, kw_only=True):
     """What a metric of a device means when it is set ("level") or goes up ("rise")."""
 
     metric: str
@@ -55,10 +58,90 @@ class DeviceRow(_Row, frozen=True, kw_only=True):
     fault: str
 
 
+class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A value that says something only if it stays: in `count` of the last `of` samples.
+
+    `test`: "at_least", "at_most" and "mask" compare with `value`, "below_max" with the metric of the same
+    name and "_max"; "rises" wants `count` increases within `window_s`. With `load_pct` only samples of a
+    device that is used so much count.
+    """
+
+    rule: str
+    device: str  #: the kind of device: what stands before the colon of its name
+    metric: str
+    test: str
+    value: float
+    load_pct: float
+    count: int
+    of: int
+    window_s: float
+    kind: str
+    layer: str
+    meaning: str
+    fault: str
+    severity: str
+    action: str
+    when: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES or self.when not in WHEN or self.test not in TESTS:
+            raise ValueError(f"unknown word in {self}")
+        if not 1 <= self.count <= self.of <= 32:
+            raise ValueError(f"count and of do not fit in {self}")
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a node counts as blind."""
+    """When a node counts as blind, and when as failed."""
 
     silent_s: float
+    phi: float
+    intervals_min: int
+    spread_min_share: float
+    observers: int
+    misses: int
+
+
+class Blindness(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a device that is listed and gives no value counts as unknown."""
+
+    node_samples: int
+    device_samples: int
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a reboot excuses."""
+
+    grace_s: float
+
+
+class SharedFate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When the same on several nodes has one cause."""
+
+    nodes: int
+    window_s: float
+    silent_share: float
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a job that trains does not get on."""
+
+    hang_min_s: float
+    phi: float
+    steps_min: int
+    spread_min_share: float
+    nan_steps: int
+    busy_util_pct: float
+
+
+class BreakerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many evictions there may be."""
+
+    fleet_nodes: int
+    fleet_share: float
+    fleet_window_s: float
+    group_nodes: int
+    group_window_s: float
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,6 +175,11 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     chain: Chain
     two_layers: TwoLayers
     ecc_corrected_rate: CorrectedRate
+    blind: Blindness
+    boot: Boot
+    shared_fate: SharedFate
+    breaker: BreakerLimits
+    progress: Progress
 
 
 class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,9 +189,10 @@ class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
     recovery: dict[int, RecoveryRow]
     devices: dict[str, DeviceRow]
     thresholds: Thresholds
+    levels: dict[str, list[LevelRow]] = {}  #: by kind of device
 
 
-_R = TypeVar("_R", bound=_Row)
+_R = TypeVar("_R", bound=msgspec.Struct)
 
 _UNKNOWN = XidRow(
     xid=-1,
@@ -139,14 +228,25 @@ def parse_table(text: str, row: type[_R], name: str) -> list[_R]:
 def builtin() -> DetectPolicy:
     """The policy that is delivered with gridctl."""
     return DetectPolicy(
-        xids={row.xid: row for row in parse_table(_text("xid.tsv"), XidRow, "xid.tsv")},
-        recovery={row.value: row for row in parse_table(_text("recovery.tsv"), RecoveryRow, "recovery.tsv")},
-        devices={row.metric: row for row in parse_table(_text("device.tsv"), DeviceRow, "device.tsv")},
-        thresholds=msgspec.convert(tomllib.loads(_text("thresholds.toml")), Thresholds),
+        xids={row.xid: row for row in parse_table(delivered("xid.tsv"), XidRow, "xid.tsv")},
+        recovery={
+            row.value: row for row in parse_table(delivered("recovery.tsv"), RecoveryRow, "recovery.tsv")
+        },
+        devices={row.metric: row for row in parse_table(delivered("device.tsv"), DeviceRow, "device.tsv")},
+        thresholds=msgspec.convert(tomllib.loads(delivered("thresholds.toml")), Thresholds),
+        levels=_levels(parse_table(delivered("levels.tsv"), LevelRow, "levels.tsv")),
     )
 
 
-def _text(name: str) -> str:
+def _levels(rows: list[LevelRow]) -> dict[str, list[LevelRow]]:
+    levels: dict[str, list[LevelRow]] = {}
+    for row in rows:
+        levels.setdefault(row.device, []).append(row)
+    return levels
+
+
+def delivered(name: str) -> str:
+    """A file that stands beside this one."""
     content = pkgutil.get_data(__name__, name)
     assert content is not None, f"{name} is a part of this package"
     return content.decode()

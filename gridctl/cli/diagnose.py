@@ -1,0 +1,41 @@
+"""`gridctl diagnose`: what logs, tool outputs and telemetry mean. Needs no fleet and no controller."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from gridctl.cli.output import Column, Format
+from gridctl.cli.page import Output, Page, present
+from gridctl.model.diagnosis import Diagnosis, Material
+
+COLUMNS = (
+    Column("severity", lambda d: d["severity"]),
+    Column("kind", lambda d: d["kind"]),
+    Column("device", lambda d: d["pci"] or ""),
+    Column("action", lambda d: d["action"]),
+    Column("when", lambda d: d["when"]),
+    Column("fault", lambda d: d["fault"]),
+    Column("moves the job", lambda d: d["preempt_job"]),
+    Column("events", lambda d: d["event_count"]),
+    Column("why", lambda d: f"{'; '.join(d['why']['evidence'])} [{d['why']['rule']}]"),
+)
+
+
+def diagnose(
+    files: Annotated[list[Path] | None, typer.Argument(help="Logs and outputs; none, or -: stdin.")] = None,
+    output: Output = Format.table,
+) -> None:
+    """Say what logs and tool outputs mean: dmesg | gridctl diagnose."""
+    from gridctl.detect.diagnose import diagnose as judge
+
+    found: list[Diagnosis] = judge([_read(path) for path in files or [Path("-")]])
+    items: list[dict[str, Any]] = msgspec.to_builtins(found)
+    present(Page(data=items, columns=COLUMNS, items=items), output)
+
+
+def _read(path: Path) -> Material:
+    raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    return Material(str(path), raw.decode(errors="replace"))

@@ -1,0 +1,67 @@
+"""What a log, a tool's output or telemetry means: one layer a module, the most severe diagnosis first.
+
+A layer is a function of all materials: it takes up what it understands and leaves the rest. No layer ever
+raises for what a material says. What no layer understands is a diagnosis of its own, `missing_data`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from gridctl.detect.diagnose.checkpoint_facts import checkpoint_facts
+from gridctl.detect.diagnose.checkpoint_files import checkpoint_files
+from gridctl.detect.diagnose.devices import devices
+from gridctl.detect.diagnose.fleet import fleet
+from gridctl.detect.diagnose.flight_recorder import flight_recorder
+from gridctl.detect.diagnose.nccl import nccl
+from gridctl.detect.diagnose.nic import nic
+from gridctl.detect.diagnose.progress import progress
+from gridctl.detect.diagnose.rdma import rdma, slurmstepd
+from gridctl.detect.diagnose.replicas import replicas
+from gridctl.detect.diagnose.resume import resume
+from gridctl.detect.diagnose.slurm import slurm
+from gridctl.detect.diagnose.slurm_events import slurm_events
+from gridctl.detect.diagnose.spares import spares
+from gridctl.detect.diagnose.torch_log import torch_log
+from gridctl.model.diagnosis import Diagnosis, Material, Why
+from gridctl.model.findings import SEVERITIES
+
+Layer = Callable[[Sequence[Material]], Iterable[Diagnosis]]
+
+LAYERS: tuple[Layer, ...] = (
+    devices,
+    fleet,
+    progress,
+    spares,
+    nccl,
+    nic,
+    rdma,
+    torch_log,
+    flight_recorder,
+    slurm,
+    slurm_events,
+    slurmstepd,
+    checkpoint_files,
+    checkpoint_facts,
+    resume,
+    replicas,
+)
+
+
+def diagnose(materials: Sequence[Material]) -> list[Diagnosis]:
+    """All diagnoses, the most severe first; equally severe ones in the order of the layers."""
+    found = [diagnosis for layer in LAYERS for diagnosis in layer(materials)]
+    if not found:
+        found = [_nothing(materials)]
+    return sorted(found, key=lambda diagnosis: -SEVERITIES.index(diagnosis.severity))
+
+
+def _nothing(materials: Sequence[Material]) -> Diagnosis:
+    names = ", ".join(material.name for material in materials) or "no input"
+    return Diagnosis(
+        kind="missing_data",
+        severity="info",
+        action="manual_review",
+        fault="unknown",
+        preempt_job=False,
+        when="none",
+        why=Why(rule="nothing-understood", evidence=[f"nothing in {names} is understood"], source="-"),
+    )

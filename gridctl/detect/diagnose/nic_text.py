@@ -1,0 +1,102 @@
+"""Port counters and states as tools print them: perfquery, ibstat, rdma link, ethtool -S, grep of sysfs."""
+
+import re
+from collections.abc import Iterator
+
+from gridagent.signals.values import number
+from gridctl.detect.diagnose.reading import lines_of
+
+Place = tuple[str, str, str]  #: host, device, port
+Reading = tuple[Place, dict[str, float], bool | None]
+
+_PERFQUERY = re.compile(r"\s*#? ?Port (?:extended )?counters: (?P<lid>Lid \d{1,6}) port (?P<port>\d{1,3})")
+_DOTTED = re.compile(
+    r"\s*(?P<name>[A-Za-z][A-Za-z0-9]{2,60}) ?:\.{2,60}(?P<value>(?:0x)?[0-9a-fA-F]{1,20})\s*"
+)
+_CA = re.compile(r"\s*CA '(?P<device>[\w.-]{1,64})'\s*")
+_CA_PORT = re.compile(r"\s*Port (?P<port>\d{1,3}):\s*")
+_CA_STATE = re.compile(r"\s*State: (?P<state>\w{2,20})\s*")
+_IBSTATUS = re.compile(r"\s*Infiniband device '(?P<device>[\w.-]{1,64})' port (?P<port>\d{1,3}) status:\s*")
+_IBSTATUS_STATE = re.compile(r"\s*state:\s+\d: (?P<state>\w{2,20})\s*")
+_RDMA_LINK = re.compile(
+    r"\s*(?:\d+/\d+: )?link (?P<device>[\w.-]{1,64})/(?P<port>\d{1,3}) state (?P<state>\w{2,20})\b"
+)
+_ETHTOOL = re.compile(r"\s*NIC statistics(?: for (?P<device>[\w.-]{1,64}))?:\s*")
+_INDENTED = re.compile(r"\s+(?P<name>[a-z][\w]{2,60}): (?P<value>\d{1,20})\s*")
+_SYSFS = re.compile(
+    r"(?:(?P<host>[\w.-]{1,100}): ?)?/?sys/class/"
+    r"(?:infiniband/(?P<device>[\w.-]{1,64})/ports/(?P<port>\d{1,3})"
+    r"|net/(?P<netdev>[\w.-]{1,64}))/(?:\w{1,20}/)?(?P<name>\w{1,60})[:= ] ?(?P<value>[^\n]{1,40})"
+)
+_WORDS = ("ounters: Lid", "CA '", "Infiniband device", "link ", "NIC statistics", "sys/class/")
+_UP = {"active": True, "armed": True, "up": True, "down": False}
+
+
+def read_text(text: str) -> Iterator[Reading]:
+    """The readings of ports in a text, in its order; a section that begins anew is another reading."""
+    if not any(word in text for word in _WORDS):
+        return
+    sysfs: dict[Place, tuple[dict[str, float], list[bool]]] = {}
+    place: Place | None = None
+    device = ""
+    counters: dict[str, float] = {}
+    up: bool | None = None
+    for line in lines_of(text):
+        begun = _begins(line, device)
+        if begun is not None:
+            if place is not None and (counters or up is not None):
+                yield place, counters, up
+            place, device, up = begun
+            counters = {}
+        elif match := _SYSFS.match(line):
+            _sysfs(sysfs, match)
+        elif place is not None:
+            counter = _DOTTED.fullmatch(line) or _INDENTED.fullmatch(line)
+            if counter:
+                value = _number(counter["value"])
+                if value is not None:
+                    counters[counter["name"]] = value
+            elif state := _CA_STATE.fullmatch(line) or _IBSTATUS_STATE.fullmatch(line):
+                up = _UP.get(state["state"].lower(), up)
+    if place is not None and (counters or up is not None):
+        yield place, counters, up
+    for where, (values, states) in sysfs.items():
+        yield where, values, states[0] if states else None
+
+
+def _begins(line: str, device: str) -> tuple[Place | None, str, bool | None] | None:
+    """A heading: the port that begins, the device that later headings belong to, its state."""
+    if match := _PERFQUERY.match(line):
+        return ("", match["lid"], match["port"]), "", None
+    if match := _CA.fullmatch(line):
+        return None, match["device"], None
+    if (match := _CA_PORT.fullmatch(line)) and device:
+        return ("", device, match["port"]), device, None
+    if match := _IBSTATUS.fullmatch(line):
+        return ("", match["device"], match["port"]), "", None
+    if match := _RDMA_LINK.match(line):
+        return ("", match["device"], match["port"]), "", _UP.get(match["state"].lower())
+    if match := _ETHTOOL.fullmatch(line):
+        return ("", match["device"] or "", ""), "", None
+    return None
+
+
+def _sysfs(found: dict[Place, tuple[dict[str, float], list[bool]]], match: re.Match[str]) -> None:
+    place = (match["host"] or "", match["device"] or match["netdev"], match["port"] or "")
+    values, states = found.setdefault(place, ({}, []))
+    text = match["value"].strip()
+    if match["name"] in ("state", "operstate"):
+        state = _UP.get(text.rpartition(" ")[2].lower())
+        if state is not None:
+            states.append(state)
+    elif (value := _number(text)) is not None and len(values) < 256:
+        values[match["name"]] = value
+
+
+def _number(text: str) -> float | None:
+    if text.lower().startswith("0x"):
+        try:
+            return float(int(text, 16))
+        except ValueError:
+            return None
+    return number(text)

@@ -1,0 +1,344 @@
+"""One node under watch: its findings, its verdict, and what ought to be done about it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, combinations
+from typing import Any
+
+import msgspec
+
+from gridagent.signals.values import number
+from gridagent.wire import StreamRecord
+from gridctl.detect.blind import Blind
+from gridctl.detect.device import Cleared, Device
+from gridctl.detect.heartbeat import Observers, Rhythm
+from gridctl.detect.kernel import KernelLog, suppressed
+from gridctl.detect.levels import Levels
+from gridctl.detect.policy import DetectPolicy
+from gridctl.detect.stale import Stale
+from gridctl.model.findings import (
+    SEVERITIES,
+    Decision,
+    Finding,
+    Output,
+    Suppressed,
+    Verdict,
+    WatchedNode,
+)
+
+_WEIGHS = SEVERITIES.index("warning")
+_CRITICAL = SEVERITIES.index("critical")
+#: What a note begins and ends, and what that means for decisions.
+_HOLDING = {
+    "drain": ("drain", "drained by a person"),
+    "maintenance_begin": ("maintenance", "in maintenance"),
+    "reboot": ("reboot", "a planned reboot"),
+}
+_RELEASING = {"undrain": "drain", "maintenance_end": "maintenance"}
+#: No defect of the node itself: two of these are no ground to leave it.
+_NOT_THE_NODE = ("app", "config", "environment", "monitor")
+_GONE = ("node", "peer_unreachable", "heartbeat")
+#: Logs whose lines are the kernel's own; NVML tells Xids in its form where an agent reads no kernel log.
+_KERNEL_LOGS = ("kmsg", "nvml")
+_DEVICES_MAX = 1024
+_BOOTS_MAX = 256
+_AGAIN_S = 3600.0
+
+#: The rule and the reason why a decision on these grounds is not made; None: it is.
+Gate = Callable[[float, WatchedNode, list[Finding], str], tuple[str, str] | None]
+
+
+class NodeWatch:
+    """What all sources say of one node. `gate` asks the fleet's rules before a decision."""
+
+    def __init__(self, policy: DetectPolicy, facts: WatchedNode, gate: Gate) -> None:
+        self.facts = facts
+        self.holds: dict[str, str] = {}  #: owner -> in words; each owner ends its own hold only
+        self.verdict = "blind"
+        self.observers = Observers()
+        self.findings: dict[tuple[str, str, str], Finding] = {}  #: by device, kind and layer
+        self._policy = policy
+        self._gate = gate
+        self._boot = ""
+        self._boot_unix_s = float("-inf")
+        self._earlier_boots: dict[str, None] = {}
+        self._heard_unix_s = float("-inf")
+        self.busy_unix_s = float("-inf")  #: when a GPU was last seen in use, by the reader's clock
+        self.explained_unix_s = float("-inf")  #: when something was last said that may end a job, likewise
+        self._rhythm = Rhythm()
+        self._stale = Stale()
+        self._beats = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """A reboot, or a person's word that it is repaired: what was known of the devices is over."""
+        self.findings.clear()
+        self._devices: dict[str, Device] = {}
+        self._device_names: dict[str, str] = {}
+        self._levels: dict[str, Levels] = {}
+        self._blind = Blind(self.facts.name, self._policy.thresholds.blind)
+        self._log = KernelLog(self._policy, self.facts.name, self._device_of)
+        self._decided = False
+        self._said: dict[tuple[str, str, str], float] = {}
+
+    def update(self, facts: WatchedNode) -> None:
+        if self.facts.spare and not facts.spare:
+            self._decided = False  # a rank has come: what was right for a spare is not enough
+        self.facts = facts
+
+    def feed(self, record: StreamRecord, now_unix_s: float) -> Iterator[Output]:
+        self._heard_unix_s = max(self._heard_unix_s, now_unix_s)
+        if record.boot in self._earlier_boots:
+            return  # told late: it was true before the reboot
+        if record.boot != self._boot:
+            self._booted(record)
+        if record.t_unix_s - self._boot_unix_s >= self._policy.thresholds.boot.grace_s:
+            self.holds.pop("settling", None)
+        if record.kind == "beat":
+            self._beats = True
+            self._rhythm.beat(now_unix_s, self._policy.thresholds.heartbeat)
+            if self.findings.pop(_GONE, None) and not self._grounds()[0]:
+                self._decided = False  # it is back: the next silence is another one
+        for found in self._observe(record):
+            if isinstance(found, Cleared):
+                device = found.device or str(record.v.get("device"))
+                self.findings.pop((device, found.kind, found.layer), None)
+            elif isinstance(found, Suppressed):
+                self.explained_unix_s = self._heard_unix_s
+                yield from self._once(found)
+            else:
+                yield from self._take(found)
+        if self.verdict == "blind" and self._beats and record.kind != "beat" and not self.findings:
+            return  # its heart is not back yet: a log line or a step says nothing about the whole
+        yield from self._judge(record.t_unix_s)
+
+    def _booted(self, record: StreamRecord) -> None:
+        if self._boot:
+            self._earlier_boots[self._boot] = None
+            if len(self._earlier_boots) > _BOOTS_MAX:
+                del self._earlier_boots[next(iter(self._earlier_boots))]
+            self._forget()
+            self._boot_unix_s = record.t_unix_s
+            self._stale.booted(record.t_unix_s)
+            if self.holds.pop("reboot", None):
+                self.holds["settling"] = "coming up after a planned reboot"
+        self._boot = record.boot
+
+    def silent_s(self, now_unix_s: float) -> float:
+        """For how long nothing was heard; 0 where that is not too long, or the node was never heard of."""
+        silent_s = now_unix_s - self._heard_unix_s
+        if silent_s == float("inf"):
+            return 0.0
+        return silent_s if self._rhythm.silent(silent_s, self._policy.thresholds.heartbeat) else 0.0
+
+    def tick(self, now_unix_s: float) -> Iterator[Output]:
+        """Lets time pass. `now_unix_s` is the reader's clock."""
+        silent_s = self.silent_s(now_unix_s)
+        if not silent_s:
+            return
+        limits = self._policy.thresholds.heartbeat
+        if self.verdict != "blind":
+            phi = self._rhythm.phi(silent_s, limits)
+            silence = f"nothing was heard for {silent_s:.0f} s (phi {phi:.1f})"
+            why = f"{silence}: unknown, which is not the same as faulty"
+            yield self._verdict(now_unix_s, "blind", [why], "heartbeat.silent")
+        others = self.observers.failing(limits.misses)
+        if (
+            len(others) >= limits.observers
+            and self.observers.answered_s <= self._heard_unix_s + limits.silent_s
+        ):
+            yield from self._unreachable(now_unix_s, self._gone(now_unix_s, silent_s, others))
+
+    def _unreachable(self, now_unix_s: float, found: Finding) -> Iterator[Output]:
+        """It asks for a swap only if that may be decided: a silence of many, or a planned one, is not."""
+        if self.holds:
+            why = f"the node is held: {', '.join(self.holds.values())}"
+            yield from self._once(suppressed(found, why, rule="held"))
+            return
+        known = self.findings.setdefault(_GONE, found)
+        decided = [] if self._decided else list(self._decide(now_unix_s, [known], found.rule))
+        if known is found:
+            moves = any(out.preempt_job for out in decided)
+            yield found if moves else msgspec.structs.replace(found, preempt_job=False)
+        yield from decided
+
+    def _gone(self, now_unix_s: float, silent_s: float, others: list[str]) -> Finding:
+        return Finding(
+            t_unix_s=now_unix_s,
+            node=self.facts.name,
+            device="node",
+            kind="peer_unreachable",
+            severity="critical",
+            action="isolate_suspect_peer",
+            preempt_job=True,
+            when="now",
+            why=[f"nothing was heard for {silent_s:.0f} s, and {', '.join(others[:8])} cannot reach it"],
+            rule="heartbeat.two-observers",
+            layer="heartbeat",
+            fault="node",
+        )
+
+    def _observe(self, record: StreamRecord) -> Iterable[Finding | Suppressed | Cleared]:
+        v = record.v
+        if record.kind == "log" and isinstance(line := v.get("line"), str):
+            return self._kernel(record.t_unix_s, line) if v.get("source") in _KERNEL_LOGS else ()
+        if record.kind == "sample" and isinstance(name := v.get("device"), str):
+            return self._sample(record.t_unix_s, name, v)
+        if record.kind == "note":
+            self._noted(record.t_unix_s, str(v.get("action")))
+        if record.kind == "gap":
+            return (self._missing(record),)
+        return ()
+
+    def _kernel(self, t_unix_s: float, line: str) -> Iterator[Finding | Suppressed]:
+        if not (because := self._stale.before(t_unix_s, line)):
+            yield from self._log.feed(t_unix_s, line)
+            return
+        for found in KernelLog(self._policy, self.facts.name, self._device_of).feed(t_unix_s, line):
+            yield found if isinstance(found, Suppressed) else suppressed(found, because, rule="stale")
+
+    def _noted(self, t_unix_s: float, action: str) -> None:
+        """A person's hold lasts until its own end; whoever ends it says that the node is sound."""
+        if action in _HOLDING:
+            owner, words = _HOLDING[action]
+            self.holds[owner] = words
+        elif self.holds.pop(_RELEASING.get(action, ""), None) is not None:
+            self._forget()
+            self._stale.repaired(t_unix_s)
+
+    def _sample(self, t_unix_s: float, name: str, v: dict[str, Any]) -> Iterable[Finding | Cleared]:
+        values = v.get("v")
+        if not isinstance(values, dict):
+            return ()
+        settling = t_unix_s - self._boot_unix_s < self._policy.thresholds.boot.grace_s
+        levels = () if settling else self._level(t_unix_s, name, values)
+        if not name.startswith("gpu:"):
+            return levels
+        load_pct = number(values.get("util_pct"))
+        if load_pct is not None and load_pct >= self._policy.thresholds.progress.busy_util_pct:
+            self.busy_unix_s = self._heard_unix_s
+        if name not in self._devices:
+            if len(self._devices) >= _DEVICES_MAX:
+                return ()
+            self._devices[name] = Device(self._policy, self.facts.name, name)
+        if isinstance(pci := v.get("pci"), str) and len(self._device_names) < _DEVICES_MAX:
+            self._device_names[pci] = name
+        found = self._devices[name].feed(t_unix_s, values)
+        if settling:
+            return found
+        return chain(found, levels, self._blind.feed(t_unix_s, name, values))
+
+    def _level(self, t_unix_s: float, name: str, values: dict[str, Any]) -> Iterable[Finding | Cleared]:
+        levels = self._levels.get(name)
+        if levels is None:
+            rows = self._policy.levels.get(name.partition(":")[0])
+            if not rows or len(self._levels) >= _DEVICES_MAX:
+                return ()
+            levels = self._levels[name] = Levels(rows, self.facts.name, name)
+        return levels.feed(t_unix_s, values)
+
+    def _device_of(self, pci: str) -> str:
+        return self._device_names.get(pci) or (f"pci:{pci}" if pci else "node")
+
+    def _missing(self, record: StreamRecord) -> Suppressed:
+        return Suppressed(
+            t_unix_s=record.t_unix_s,
+            node=self.facts.name,
+            device="node",
+            kind="missing_data",
+            why=[f"{record.v.get('records')} records were lost: what they said is unknown"],
+            rule="stream.gap",
+        )
+
+    def _once(self, out: Suppressed) -> Iterator[Output]:
+        """Says why something counts for nothing: the first time, and then once an hour."""
+        key = (out.device, out.kind, out.rule)
+        if abs(out.t_unix_s - self._said.get(key, float("-inf"))) < _AGAIN_S:
+            return
+        if len(self._said) >= _DEVICES_MAX:
+            self._said.clear()
+        self._said[key] = out.t_unix_s
+        yield out
+
+    def _take(self, found: Finding) -> Iterator[Output]:
+        """Keeps a finding; says so if it is new, or weighs more than before."""
+        key = (found.device, found.kind, found.layer)
+        known = self.findings.get(key)
+        if known is None and len(self.findings) >= _DEVICES_MAX:
+            return
+        advised = known is not None and found.rule != known.rule and found.rule.startswith(known.rule)
+        if known is None or advised or _weight(found) > _weight(known):
+            self.findings[key] = found
+            yield self._as_told(found)
+        else:
+            self.findings[key] = msgspec.structs.replace(known, t_unix_s=found.t_unix_s)  # seen again
+
+    def _as_told(self, found: Finding) -> Finding:
+        """A finding as others hear of it: nobody is moved where no rank runs or people are at work."""
+        idle = found.preempt_job and (self.facts.spare or bool(self.holds))
+        return msgspec.structs.replace(found, preempt_job=False) if idle else found
+
+    def _judge(self, t_unix_s: float) -> Iterator[Output]:
+        grounds, rule = self._grounds()
+        if grounds:
+            state, why = "faulty", [line for finding in grounds for line in finding.why]
+        elif weighing := [f for f in self.findings.values() if SEVERITIES.index(f.severity) >= _WEIGHS]:
+            state, why, rule = "suspect", [line for f in weighing for line in f.why], weighing[0].rule
+        else:
+            state, why, rule = "healthy", ["nothing that weighs is known"], ""
+        if state != self.verdict:
+            yield self._verdict(t_unix_s, state, why, rule)
+        if grounds and not self._decided:
+            yield from self._decide(t_unix_s, grounds, "decisive" if rule != "two-layers" else rule)
+
+    def _grounds(self) -> tuple[list[Finding], str]:
+        """The findings that make the node faulty, the first cause first, and the rule; [] if none."""
+        decisive = [finding for finding in self.findings.values() if finding.preempt_job]
+        if decisive:
+            return decisive, decisive[0].rule
+        grave = [
+            finding
+            for finding in self.findings.values()
+            if SEVERITIES.index(finding.severity) >= _CRITICAL and finding.fault not in _NOT_THE_NODE
+        ]
+        window_s = self._policy.thresholds.two_layers.window_s
+        for one, other in combinations(grave, 2):
+            together = one.device == other.device or "node" in (one.device, other.device)
+            near = abs(one.t_unix_s - other.t_unix_s) <= window_s
+            if one.layer != other.layer and together and near:
+                return [one, other], "two-layers"
+        return [], ""
+
+    def _decide(self, t_unix_s: float, grounds: list[Finding], rule: str) -> Iterator[Output]:
+        cause = grounds[0]
+        if self.holds:
+            why = f"the node is held: {', '.join(self.holds.values())}"
+            yield from self._once(suppressed(cause, why, rule="held"))
+            return
+        if refusal := self._gate(t_unix_s, self.facts, grounds, rule):
+            held_back = suppressed(cause, refusal[1], rule=refusal[0])
+            yield from self._once(msgspec.structs.replace(held_back, t_unix_s=t_unix_s))
+            return
+        self._decided = True
+        others = [f for f in self.findings.values() if f not in grounds and f.device == cause.device]
+        yield Decision(
+            t_unix_s=t_unix_s,
+            node=self.facts.name,
+            device=cause.device,
+            kind=cause.kind,
+            severity=max((f.severity for f in grounds), key=SEVERITIES.index),
+            action=cause.action,
+            preempt_job=not self.facts.spare,
+            when="before_admission" if self.facts.spare else "now",
+            why=[line for finding in [*grounds, *others] for line in finding.why],
+            rule=rule,
+            decision="quarantine" if self.facts.spare else "swap_now",
+            rules=[finding.rule for finding in [*grounds, *others]],
+        )
+
+    def _verdict(self, t_unix_s: float, state: str, why: list[str], rule: str) -> Verdict:
+        self.verdict = state
+        return Verdict(t_unix_s=t_unix_s, node=self.facts.name, device="node", kind=state, why=why, rule=rule)
+
+
+def _weight(finding: Finding) -> tuple[bool, int]:
+    return (finding.preempt_job, SEVERITIES.index(finding.severity))
