@@ -1,6 +1,6 @@
 """Reads kernel logs: takes wrappers off, sorts lines to what collects them, tells boots apart."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gridagent.signals.amd import amd_event
 from gridagent.signals.host import host_event, log_gap
@@ -44,12 +44,17 @@ class KernelLogs:
         self.machine = Machine(window_s)
         self.lines = 0  #: lines of the kernel that were read
 
-    def feed(self, line: str, host: str = "", t_unix_s: float | None = None) -> bool:
+    def feed(
+        self, line: str, host: str = "", t_unix_s: float | None = None, words: Sequence[str] = WORDS
+    ) -> bool:
         """One line in any known wrapper. False if it is of no interest to kernel logs.
 
-        `host` and `t_unix_s` are what a record around the line tells.
+        `host` and `t_unix_s` are what a record around the line tells, `words` those that may be in it.
         """
-        if not any(word in line for word in WORDS):
+        for word in words:
+            if word in line:
+                break
+        else:
             return False
         record = unwrap(line)
         if not record.kernel:
@@ -64,6 +69,8 @@ class KernelLogs:
         return taken
 
     def _take(self, host: str, when: When, message: str, record: KernelLine) -> bool:
+        if message.startswith("NVRM: ") and self._driver(host, when, message, record.repeats):
+            return True
         if message.startswith("nvidia-nvswitch") and (error := switch_error(message)):
             self.switches.take(host, when, error, message)
         elif message.startswith(("amdgpu ", "[drm")) and (amd := amd_event(message)):
@@ -88,7 +95,7 @@ class KernelLogs:
         events = self._parsers[host].take(message)
         for event in events:
             self.event(host, when, event, message, repeats)
-        return bool(events) or message.startswith("NVRM: ")
+        return bool(events)
 
     def event(self, host: str, when: When, event: Event, message: str, lines: int = 1) -> None:
         """An event of a GPU's driver, also one that another source than the log has told."""

@@ -26,15 +26,13 @@ def findings(gpus: Sequence[Gpu], policy: DetectPolicy, advised: Iterable[str]) 
     yield from _values(gpus)
 
 
-def quiet(gpus: Sequence[Gpu]) -> Diagnosis:
+def quiet(gpus: Sequence[Gpu]) -> Iterator[Diagnosis]:
     """What to say of samples without a finding."""
-    unknown = sorted({why for gpu in gpus for why in gpu.unreadable.values()})
-    if unknown:
+    yield rule("smi.healthy", [f"{len(gpus)} GPUs were read"], count=0)
+    if unknown := sorted({why for gpu in gpus for why in gpu.unreadable.values()}):
         events = [_event(gpu) | {"unreadable": dict(gpu.unreadable)} for gpu in gpus if gpu.unreadable]
-        return rule(
-            "smi.values", [f"values that are none: {', '.join(unknown)}"], count=len(events), events=events
-        )
-    return rule("smi.healthy", [f"{len(gpus)} GPUs were read"], count=0)
+        seen = [f"values that are none: {', '.join(unknown)}"]
+        yield rule("smi.values", seen, count=len(events), events=events)
 
 
 def _event(gpu: Gpu) -> dict[str, object]:

@@ -178,12 +178,11 @@ class Table:
     def feed(self, line: str) -> Sample | None:
         """The sample of a row; None for a heading, and for what is no row of this table."""
         cells = [cell.strip().strip('"') for cell in line.split(",", _CELLS_MAX)]
-        metrics = [metric_of(cell) for cell in cells]
-        known = {metric for metric in metrics if metric}
-        if len(known) >= 2 and known & IDENTITIES and known - IDENTITIES:
-            self._metrics = metrics
-            return None
-        if len(cells) != len(self._metrics):
+        if len(cells) != len(self._metrics) or metric_of(cells[0]):
+            metrics = [metric_of(cell) for cell in cells]
+            known = {metric for metric in metrics if metric}
+            if len(known) >= 2 and known & IDENTITIES and known - IDENTITIES:
+                self._metrics = metrics
             return None
         return sample_of((metric, cell) for metric, cell in zip(self._metrics, cells, strict=True) if metric)
 
@@ -215,7 +214,8 @@ class Sections:
 
     def feed(self, line: str) -> tuple[bool, Sample | None]:
         """Was the line one of a section, and the sample that has just ended."""
-        if begin := _Q_BEGIN.match(line):
+        begin = _Q_BEGIN.match(line) if line.startswith("GPU ") else None
+        if begin is not None:
             ended = self.end()
             self._named = [("pci", begin["pci"])]
             return True, ended
