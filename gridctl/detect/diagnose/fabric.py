@@ -31,6 +31,10 @@ _START = re.compile(
     re.IGNORECASE,
 )
 _ACTIVE = re.compile(r"\s{1,20}Active: (?P<state>[a-z]{4,20}) \(")
+_IS = re.compile(
+    r"nvidia-fabricmanager(?:\.service)?(?: is|:|=)? ?"
+    r"(?P<state>active|inactive|failed|dead|activating|running)\b"
+)
 _STATES = ("active", "inactive", "failed", "activating", "deactivating", "unknown")
 _IMEX = re.compile(r"(?:.{0,200})\bIMEX (?:daemon )?status is (?P<status>-?\d{1,4})\b")
 _LINK = re.compile(
@@ -96,6 +100,8 @@ class Fabric:
             self.imex = [*self.imex, clean(line)][:_FEW]
         elif self._service and (active := _ACTIVE.match(line)):
             self._say("up" if active["state"] == "active" else "down", line)
+        elif state := _IS.match(line):
+            self._say("up" if state["state"] in ("active", "running") else "down", line)
         elif not self._system(unwrap(line), line):
             return False
         return True

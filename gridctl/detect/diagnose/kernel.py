@@ -28,6 +28,8 @@ WORDS = (
 )  # fmt: skip
 _KEEPERS = ("systemd-journald", "rsyslogd")
 _HOSTS_MAX = 4096
+#: Lines of one boot are out of order by less than this.
+_BACK_S = 60.0
 
 
 class KernelLogs:
@@ -37,6 +39,7 @@ class KernelLogs:
         window_s = policy.thresholds.chain.window_s
         self._policy = policy
         self._parsers: dict[str, KernelParser] = {}
+        self._uptimes: dict[str, float] = {}  #: node -> the last one that its syslog tells
         self.incidents = Incidents(policy)
         self.pcie = Pcie(window_s)
         self.switches = Switches(window_s)
@@ -62,6 +65,11 @@ class KernelLogs:
                 self.machine.take(record.host or host, When.of(record, t_unix_s), gap, record.message)
                 return True
             return False
+        if record.host and record.uptime_s is not None:
+            if record.uptime_s < self._uptimes.get(record.host, 0.0) - _BACK_S:
+                self._reboot(record.host)  # uptime goes back at boots only
+            if record.host in self._uptimes or len(self._uptimes) < _HOSTS_MAX:
+                self._uptimes[record.host] = record.uptime_s
         taken = False
         for part in record.message.split("\n"):
             taken |= self._take(record.host or host, When.of(record, t_unix_s), part, record)
