@@ -95,6 +95,10 @@ _PARTS = {
 }
 _STEP_WORDS = {"step", "iteration", "iter", "global"}
 _ASKED = {"requested", "request", "wanted", "asked", "target", "want"}
+_ROOTS = (
+    "metadata payload model optim loaded manifest state params parameter tensor weights stat expected bad"
+)
+_ROOTS += " suspect"
 _TENSORS_MAX = 1_000_000
 
 
@@ -111,7 +115,7 @@ def checkpoint_facts(materials: Sequence[Material]) -> Iterator[Diagnosis]:
         yield from _load_error(material.text)
     bad = _Bad()
     previous: dict[str, float] = {}
-    for _, document in objects_of(materials):
+    for _, document in objects_of(materials, _ROOTS):
         yield from _steps(document)
         yield from _length(document)
         yield from _since(document)

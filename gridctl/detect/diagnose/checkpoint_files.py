@@ -63,7 +63,7 @@ def checkpoint_files(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     for material in materials:
         if not looks_like_json(material.text):
             _listing(found, material.text)
-    for _, document in objects_of(materials):
+    for _, document in objects_of(materials, "files shards contents objects hosts nodes"):
         hosts = field(
             document, "hosts", "by_host", "files_by_host", "nodes", "per_host", "host_files", "listing"
         )

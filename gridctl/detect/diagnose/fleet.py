@@ -43,6 +43,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 #: Xids of an application, by which no hardware is judged.
 _XID = re.compile(r"\W{0,3}xid\W{1,3}(\d{1,4})\b", re.IGNORECASE)
 _APP_XIDS = {13, 31, 43, 45, 68, 69}
+_ROOTS = "error fault failure exception cause symptom status xid line message"
 _EVENTS_MAX = 65_536
 _ERROR_FIELDS = (
     "error",
@@ -110,7 +111,7 @@ def read(materials: Sequence[Material]) -> tuple[list[Error], int]:
     bursts = Bursts(gap_s=limits().fleet["burst_gap_s"])
     lines = 0
     for material in materials:
-        for row in rows_of(material):
+        for row in rows_of(material, _ROOTS):
             error = _error(row)
             if error is None:
                 continue

@@ -46,7 +46,7 @@ def flight_recorder(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     for material in materials:
         yield from _analysis(material.text)
     dumps: dict[int, Dump] = {}
-    for material, document in objects_of(materials):
+    for material, document in objects_of(materials, "rank world_size worldsize"):
         if isinstance(document.get("entries"), list) and ("pg_config" in document or "pg_status" in document):
             rank = _rank_of(document, material.name, len(dumps))
             if len(dumps) < _RANKS_MAX:

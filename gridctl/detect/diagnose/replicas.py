@@ -11,6 +11,7 @@ from gridctl.model.diagnosis import Diagnosis, Material
 _REPLICATED = set("param params parameter parameters weight weights model master buffer buffers".split())
 #: Other coordinates of a rank, or parts of a model: compared is only what has them in common.
 _PLACES = ("tp_rank", "pp_rank", "ep_rank", "cp_rank", "shard", "stage", "layer", "bucket", "tensor", "name")
+_ROOTS = " ".join(_REPLICATED)
 _KEYS_MAX = 1_000_000
 #: (step, places ..., what, kind of rank) -> value -> ranks
 _Values = dict[tuple[str, ...], dict[str, list[str]]]
@@ -20,7 +21,7 @@ def replicas(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: digests of parameters by rank."""
     values: _Values = {}
     for material in materials:
-        for row in rows_of(material):
+        for row in rows_of(material, _ROOTS):
             _row(values, row)
     yield from _judged(values)
 

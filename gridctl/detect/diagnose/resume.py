@@ -50,6 +50,7 @@ _ENVIRONMENT = set(
     "PYTHONHASHSEED CUBLAS_WORKSPACE_CONFIG NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE NCCL_ALGO "
     "NCCL_PROTO CUDNN_DETERMINISTIC TF_DETERMINISTIC_OPS".split()
 )
+_ROOTS = " ".join(LOADED)
 _PHASES = ("phase", "when", "side", "moment", "stage", "source", "run", "at")
 _RANKS_MAX = 1_000_000
 _KEEP = 64
@@ -76,7 +77,7 @@ def resume(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: verification of a resumed or handed-over run."""
     pairs, waiting = _Pairs(), _Open()
     for material in materials:
-        for row in rows_of(material):
+        for row in rows_of(material, _ROOTS):
             _row(pairs, row, waiting)
     for (_, _, stem), (side, _) in waiting.items():
         pairs.alone[stem] = "loaded" if side == "saved" else "saved"
@@ -92,12 +93,13 @@ def side_of(words: Sequence[str]) -> str:
 
 def _row(pairs: _Pairs, row: Row, waiting: _Open) -> None:
     """Finds the two sides of each value, in one record or in one record for each side."""
-    phase_words = next((words for name in _PHASES if side_of(words := words_of(row.text(name)))), [])
+    phases = (words_of(row.text(name)) for name in _PHASES)
+    phase_words: tuple[str, ...] = next((words for words in phases if side_of(words)), ())
     phase = side_of(phase_words)
     sides: dict[str, dict[str, object]] = {}
     around = bool(_AROUND.intersection(phase_words))
     for path, value in leaves(row.record):
-        words = [word for name in path for word in words_of(name)]
+        words = words_of(path[0]) if len(path) == 1 else [word for name in path for word in words_of(name)]
         side = side_of(words)
         if "env" in path and str(path[-1]) in _ENVIRONMENT and not side:
             if value is None and len(pairs.unset) < _KEEP:

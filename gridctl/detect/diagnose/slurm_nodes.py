@@ -12,6 +12,7 @@ from gridctl.detect.diagnose.reading import (
     hosts_in,
     lines_of,
     looks_like_json,
+    mentions,
     ranks_in,
     rows_of,
 )
@@ -151,7 +152,7 @@ def without_stamp(text: str) -> tuple[str, str]:
 
 
 def _json(material: Material) -> Iterator[Node]:
-    if not looks_like_json(material.text):
+    if not mentions(material.text, "state") or not looks_like_json(material.text):
         return
     described = False
     for document in documents(material):

@@ -29,6 +29,7 @@ _CANDIDATE = {
     "offered",
     "incoming",
 }
+_ROOTS = " ".join(_QUARANTINE | _CANDIDATE) + " serial uuid sn tag guid"
 _IDENTITY = re.compile(r"serial|uuid|assettag|servicetag|boardid|chassisid|guid$|^sn$|machineid")
 #: What firmware gives where nobody has written a number.
 _EMPTY = re.compile(
@@ -46,7 +47,7 @@ def spares(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     sent_away: dict[str, str] = {}
     offered: dict[str, str] = {}
     asked = listed = told = False
-    for material, document in objects_of(materials):
+    for material, document in objects_of(materials, _ROOTS):
         file = set(words_of(material.name[-200:].rpartition("/")[2]))
         role = _role(document)
         for name, part in _parts(document, role, file):
