@@ -17,29 +17,22 @@ from gridctl.detect.diagnose.ruling import limits, rule_says
 from gridctl.model.diagnosis import Diagnosis, Material
 
 #: Meaning of a counter -> its names without case and punctuation: sysfs, perfquery, ethtool, exporters.
-COUNTERS: dict[str, set[str]] = {
-    "downed": {
-        "linkdowned",
-        "linkdownedcounter",
-        "linkdown",
-        "linkdowneventsphy",
-        "linkdowncount",
-        "linkdowns",
-        "carrierdowncount",
-    },
-    "carrier": {"carrierchanges"},
-    "symbol": {"symbolerror", "symbolerrorcounter", "symbolerrors", "symbolerr", "rxsymbolerrphy"},
-    "recovery": {"linkerrorrecovery", "linkerrorrecoverycounter"},
-    "receive": {"portrcverrors", "rcverrors", "rcverr", "portrcverr", "rxerrors"},
-    "integrity": {"locallinkintegrityerrors", "localintegrity", "locallinkintegrity"},
-    "overrun": {"excessivebufferoverrunerrors", "excessivebufferoverrun"},
-    "discards": {"portxmitdiscards", "xmitdiscards", "txdiscards", "txdiscardsphy"},
-    "wait": {"portxmitwait", "xmitwait", "xmitwaits"},
-    "pause": {"txpause", "rxpause", "txpausectrlphy", "rxpausectrlphy", "ecnmarked", "cnp", "rxprio3pause"},
-    "cqe": {"reqcqeerror", "respcqeerror", "reqcqeerrors", "respcqeerrors", "cqeerror", "cqeerrors"},
-    "flushed": {"reqcqeflusherror", "respcqeflusherror"},
+COUNTERS: dict[str, str] = {
+    "downed": "linkdowned linkdownedcounter linkdown linkdowneventsphy linkdowncount linkdowns "
+    "carrierdowncount",
+    "carrier": "carrierchanges",
+    "symbol": "symbolerror symbolerrorcounter symbolerrors symbolerr rxsymbolerrphy",
+    "recovery": "linkerrorrecovery linkerrorrecoverycounter",
+    "receive": "portrcverrors rcverrors rcverr portrcverr rxerrors portreceiveerrors",
+    "integrity": "locallinkintegrityerrors localintegrity locallinkintegrity",
+    "overrun": "excessivebufferoverrunerrors excessivebufferoverrun",
+    "discards": "portxmitdiscards xmitdiscards txdiscards txdiscardsphy porttransmitdiscarded",
+    "wait": "portxmitwait xmitwait xmitwaits porttransmitwait",
+    "pause": "txpause rxpause txpausectrlphy rxpausectrlphy ecnmarked cnp rxprio3pause",
+    "cqe": "reqcqeerror respcqeerror reqcqeerrors respcqeerrors cqeerror cqeerrors",
+    "flushed": "reqcqeflusherror respcqeflusherror",
 }
-_MEANING = {name: meaning for meaning, names in COUNTERS.items() for name in names}
+_MEANING = {name: meaning for meaning, names in COUNTERS.items() for name in names.split()}
 _STATES = ("state", "port_state", "link_state", "operstate", "oper_state", "status", "link_status")
 _UP = {
     "active",

@@ -22,10 +22,10 @@ FIELDS: dict[str, str] = {
     "job": "job job_id slurm_job_id run run_id",
     "rank": "rank global_rank rank_id world_rank",
     "replica": "dp_rank data_parallel_rank replica replica_id replica_rank dp",
-    "step": "step iteration iter global_step train_step",
+    "step": "step iteration iter global_step train_step steps_done completed_steps current_step",
     "line": "line message msg log text",
     "by": "by actor user owner who set_by issuer",
-    "reason": "reason why comment note detail message",
+    "reason": "reason why comment note detail message msg text",
     "event": "event kind type what action",
 }
 
@@ -99,7 +99,7 @@ def bare(line: str) -> str:
         begin = line
         for pattern in (_KUBE, _LABEL, _BRACKET_TIME):
             if match := pattern.match(line):
-                line = line[match.end() :]
+                line = line[match.end() :].lstrip(" \t")
         if line[:1].isdigit() or line[:1].isupper():
             line = unwrap(line).message
         if line == begin:
@@ -207,7 +207,11 @@ class Row:
                 if abs(t_s) >= limit:
                     return t_s / divisor
             return t_s
-        for names, factor in ((("d", "day", "days"), 86400.0), (("h", "hour", "hours"), 3600.0)):
+        for names, factor in (
+            (("d", "day", "days"), 86400.0),
+            (("h", "hour", "hours"), 3600.0),
+            (("min", "minute", "t_min"), 60.0),
+        ):
             if (amount := self.number(*names)) is not None:
                 return amount * factor
         return None

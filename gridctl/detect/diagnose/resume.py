@@ -106,7 +106,9 @@ def _row(pairs: _Pairs, row: Row, waiting: _Open) -> None:
                 pairs.unset.append(str(path[-1]))
             continue
         around = around or bool(side and _AROUND.intersection(words))
-        stem = " ".join(word for word in words if word not in SAVED and word not in LOADED)
+        kept = [word for word in words if word not in SAVED and word not in LOADED]
+        by_rank = side and kept and kept[-1].isdecimal()  # {"saved": {"0": ..., "1": ...}, "loaded": ...}
+        stem = " ".join(kept[:-1] or ["value digest"]) + f" #{kept[-1]}" if by_rank else " ".join(kept)
         side = side or (phase if DIGESTS.intersection(words) or stem.endswith(_CURVES) else "")
         if side and stem:
             sides.setdefault(stem, {}).setdefault(side, value)
@@ -121,7 +123,17 @@ def _row(pairs: _Pairs, row: Row, waiting: _Open) -> None:
         elif len(values) == 2 and curve:
             _curve(pairs, "" if around else step, stem, values)
         elif len(values) == 2:
-            _pair(pairs, rank, stem, values)
+            stem, _, of_rank = stem.partition(" #")
+            for number_of, (saved, loaded) in enumerate(_each(values)):
+                _pair(pairs, of_rank or rank or str(number_of or ""), stem, saved, loaded)
+
+
+def _each(values: Mapping[str, object]) -> list[tuple[object, object]]:
+    """The two sides; of two lists, which are by rank, each pair of members."""
+    saved, loaded = values["saved"], values["loaded"]
+    if isinstance(saved, list) and isinstance(loaded, list) and len(saved) == len(loaded):
+        return list(zip(saved, loaded, strict=True))
+    return [(saved, loaded)]
 
 
 def _other_side(waiting: _Open, key: tuple[str, str, str], values: dict[str, object]) -> dict[str, object]:
@@ -147,9 +159,8 @@ def _curve(pairs: _Pairs, step: str, stem: str, values: Mapping[str, object]) ->
         pairs.curve = (step, stem, one, other)
 
 
-def _pair(pairs: _Pairs, rank: str, stem: str, values: Mapping[str, object]) -> None:
+def _pair(pairs: _Pairs, rank: str, stem: str, saved: object, loaded: object) -> None:
     words = set(stem.split())
-    saved, loaded = values["saved"], values["loaded"]
     if "env" in words and not any(key_of(name) in stem.replace(" ", "") for name in _ENVIRONMENT):
         return
     if not words & DIGESTS and (words & _MEASURED or suspect_of(stem) == "unknown"):

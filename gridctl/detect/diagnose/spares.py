@@ -8,27 +8,14 @@ from gridctl.detect.diagnose.reading import field, key_of, objects_of, words_of
 from gridctl.detect.diagnose.ruling import rule_says
 from gridctl.model.diagnosis import Diagnosis, Material
 
-_QUARANTINE = {
-    "quarantine",
-    "quarantined",
-    "blocklist",
-    "blacklist",
-    "denylist",
-    "rma",
-    "returned",
-    "banned",
-    "lemons",
-}
-_CANDIDATE = {
-    "candidate",
-    "candidates",
-    "spare",
-    "spares",
-    "replacement",
-    "replacements",
-    "offered",
-    "incoming",
-}
+_QUARANTINE = set(
+    "quarantine quarantined blocklist blacklist denylist rma returned banned lemons excluded faulty "
+    "defective retired rejected decommissioned condemned".split()
+)
+_CANDIDATE = set(
+    "candidate candidates spare spares replacement replacements offered incoming delivered proposed "
+    "new".split()
+)
 _ROOTS = " ".join(_QUARANTINE | _CANDIDATE) + " serial uuid sn tag guid"
 _IDENTITY = re.compile(r"serial|uuid|assettag|servicetag|boardid|chassisid|guid$|^sn$|machineid")
 #: What firmware gives where nobody has written a number.
