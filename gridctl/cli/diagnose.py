@@ -38,4 +38,4 @@ def diagnose(
 
 def _read(path: Path) -> Material:
     raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-    return Material(str(path), raw.decode(errors="replace"))
+    return Material(str(path), raw.decode("utf-8-sig", errors="replace"))

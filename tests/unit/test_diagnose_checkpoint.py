@@ -158,6 +158,7 @@ def shards(*ranks: int) -> list[str]:
             ],
         },
         {"files_by_host": {"n1": {"files": [".metadata", *shards(0, 1)]}, "n2": {"files": shards(2, 3)}}},
+        {"node_files": {"n1": {"metadata": True, "shards": [0, 1]}, "n2": {"shards": [2, 3]}}},
         "n1:/scratch/step_7:\n 9 .metadata\n 9 __0_0.distcp\n 9 __1_0.distcp\n"
         "n2:/scratch/step_7:\n 9 __2_0.distcp\n 9 __3_0.distcp\n",
     ],
@@ -232,6 +233,13 @@ def test_what_readers_print_of_a_cut_file(line: str) -> None:
     assert of(checkpoint_facts, f"the user's text says {line}\n") == []
 
 
+def test_the_ends_of_a_file() -> None:
+    head = {"file": "a.pt", "head_hex": "50 4b 03 04 14 00"}
+    assert brief(of(checkpoint_facts, {**head, "tail_hex": "00 00 00 00"})) == [TRUNCATED]
+    assert of(checkpoint_facts, {**head, "tail_hex": "50 4b 05 06 00 00"}) == []
+    assert of(checkpoint_facts, head) == []
+
+
 def test_sizes_against_what_was_expected() -> None:
     assert brief(of(checkpoint_facts, {"file": "a.pt", "size": 5, "expected_size": 9})) == [TRUNCATED]
     assert of(checkpoint_facts, {"file": "a.pt", "size": 9, "expected_size": 9}) == []
@@ -270,6 +278,7 @@ def test_parts_of_one_step() -> None:
     assert brief(
         of(checkpoint_facts, {"requested_step": 5, "tracker_latest": 9, "metadata_step": 5, "model_step": 5})
     ) == [WELL]
+    assert brief(of(checkpoint_facts, {"metadata_from": "/c/step_9", "payload_from": "/c/step_5"})) == [MIXED]
     assert of(checkpoint_facts, {"step": 5, "loss": 2}) == []
 
 
@@ -311,6 +320,8 @@ def test_checkpoints_after_the_first_suspect_step_are_not_used() -> None:
             1,
         ),
         ([{"env": {"saved": {"PYTHONHASHSEED": "0"}, "resumed": {"PYTHONHASHSEED": "1"}}}], "environment", 1),
+        ([{"rng": {"saved": {"0": "a", "1": "b"}, "loaded": {"0": "a", "1": "a"}}}], "rng_state", 1),
+        ([{"rng_digest": {"saved": ["a", "b", "c"], "loaded": ["a", "a", "a"]}}], "rng_state", 2),
         ([{"exp_avg": {"saved": 0.31, "loaded": 0.0}}], "optimizer", 1),
     ],
 )
@@ -361,6 +372,21 @@ def test_the_replica_that_is_other_than_most() -> None:
     assert brief(digests("aa", "bb", key="weightsHash", rank="rank")) == [REPLICAS]
     assert digests("aa", "bb")[0].events[0]["minority_ranks"] == []
     assert brief(digests("aa", "AA", "aa")) == [WELL]
+
+
+def test_replicas_in_maps_and_lists_and_under_plain_names() -> None:
+    for document in (
+        {"step": 3, "param_digest": {"0": "a", "1": "a", "2": "b"}},
+        {"step": 3, "param_sha": ["a", "a", "b"]},
+        {"digest": {"rank0": "a", "rank1": "a", "rank2": "b"}},
+        {"checksums": {"model": {"dp0": {"sha": "a"}}}, "hash": ["a", "a", "b"]},
+    ):
+        found = of(replicas, document)
+        assert brief(found) == [REPLICAS]
+        assert found[0].events[0]["minority_ranks"] == [2]
+    assert brief(of(replicas, {"digest": {"rank0": "a", "rank1": "b"}})) == [
+        ("missing_data", "manual_review")
+    ]
 
 
 def test_shards_other_steps_and_random_states_are_not_compared() -> None:

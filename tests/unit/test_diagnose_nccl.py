@@ -223,6 +223,12 @@ def test_the_older_form_and_a_dump_signal_carry_the_same_counters() -> None:
     assert [event["rank"] for event in found[0].events] == [2]
 
 
+def test_without_counters_the_sequence_numbers_tell_who_is_behind() -> None:
+    found = of_torch(*(caught(rank, "ALLREDUCE", 64, 700 if rank == 4 else 701) for rank in range(6)))
+    assert brief(found) == [SUSPECT]
+    assert [event["rank"] for event in found[0].events] == [4]
+
+
 def test_nobody_behind_or_half_of_all_behind_is_no_suspect() -> None:
     assert brief(of_torch(*(timeout(rank, 512) for rank in range(8)))) == [STACKS]
     assert brief(of_torch(*(timeout(rank, 500 if rank < 5 else 512) for rank in range(8)))) == [STACKS]
@@ -333,6 +339,11 @@ def test_all_dumps_or_hardly_any_name_nobody() -> None:
     assert brief(described(world_size=2, files=["nccl_trace_rank_0", "nccl_trace_rank_1"])) == [STACKS]
     assert brief(described(world_size=64, files=["nccl_trace_rank_0", "nccl_trace_rank_1"])) == [STACKS]
     assert described(world_size=64, files=["model_0.pt"], what="else") == []
+
+
+def test_a_verdict_of_the_analyser_as_json() -> None:
+    assert brief(described(culprit_rank=7, error_type="SIZE_OR_SYNTAX_MISMATCH")) == [MISMATCH]
+    assert brief(described(missing_ranks=[3, 5], pg="default")) == [SUSPECT]
 
 
 def test_a_listing_of_dumps_shows_the_hole() -> None:

@@ -216,6 +216,25 @@ def test_sysfs_and_ethtool() -> None:
     assert brief(of_text(ethtool.format(n=1), ethtool.format(n=2))) == [OBSERVE]
 
 
+def test_exporters_and_ibqueryerrors() -> None:
+    metric = 'node_infiniband_link_downed_total{{device="mlx5_0",port="1"}} {n}\n'
+    assert brief(of_text(metric.format(n=4), metric.format(n=4))) == [WELL]
+    assert brief(of_text(metric.format(n=4), metric.format(n=5))) == [OBSERVE]
+    waits = 'node_infiniband_port_transmit_wait_total{device="mlx5_0",port="1"} 4.294967295e+09\n'
+    assert brief(of_text(waits)) == [CONGESTION]
+    query = (
+        'Errors for 0x1070fd0300a1 "n4 HCA-1"\n   GUID 0x1070fd0300a1 port 1: [PortXmitWait == 4294967295]'
+    )
+    assert brief(of_text(query)) == [CONGESTION]
+    assert brief(of_text(query + " [SymbolErrorCounter == 9]")) == [CONGESTION, ONE_READING]
+
+
+def test_a_reading_that_comes_late_is_no_reset() -> None:
+    rows = [{"t": t, "hca": "x", "link_downed": n} for t, n in ((0, 5), (30, 6), (10, 5), (60, 6))]
+    found = of_rows(*rows)
+    assert (brief(found), found[0].events[0]["flaps"]) == ([OBSERVE], 1)
+
+
 def test_links_of_gpus_and_jobs_are_no_ports() -> None:
     assert of_rows({"t": 0, "gpu": 3, "symbol_errors": 5}, {"t": 9, "gpu": 3, "symbol_errors": 900}) == []
     assert of_rows({"t": 0, "job": "7", "state": "down"}) == []

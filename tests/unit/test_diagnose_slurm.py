@@ -156,6 +156,7 @@ def test_a_reason_cannot_pose_as_another_record_or_field() -> None:
         "a1 idle\na2   mixed-\na3\tdraining*\n",
         "idle,a1\nmix-,a2\ndrng*,a3\n",
         "NODELIST STATE\na1 idle\na2 mix-\na3 drng*\n",
+        "a1|idle||\na2|mix-|none|x\na3|drng*|bad fan [eve@2026-02-03T04:05:06]|y\n",
         "STATE|NODELIST\nidle|a1\nmix-|a2\ndrng*|a3\n",
         "PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\np up infinite 1 idle a1\np up infinite 1 "
         "mix- a2\np up 1 1 drng* a3\n",
@@ -313,6 +314,11 @@ def test_a_node_that_comes_back_bad_again_and_again_is_a_lemon() -> None:
     ]
     renamed = [{"t": 9 * n, "nodeName": "n5", "action": row["event"].upper()} for n, row in enumerate(bad)]
     assert brief(events(*renamed)) == [("lemon_node", "quarantine")]
+
+
+def test_records_out_of_order_are_put_in_order() -> None:
+    bad = told("n5", "drained", "resumed", "job_failed", "drained", "resumed", "job_failed")
+    assert brief(events(*reversed(bad))) == [("lemon_node", "quarantine")]
 
 
 def test_near_misses_of_a_lemon() -> None:

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,19 @@ def test_the_lines_have_the_keys_of_the_contract(tmp_path: Path) -> None:
         ("verdict", "faulty", "node", False),
         ("decision", "gpu_lost", "0000:4e:00.0", True),
     ]
+
+
+def test_the_command_prints_one_object_a_line_and_twice_the_same(tmp_path: Path) -> None:
+    lost = {"t": 2.0, "node": "a7", "kind": "log", "source": "kmsg", "line": LOST}
+    path = write(tmp_path / "r.jsonl.gz", HEADER, BEAT, "torn", lost)
+    command = [sys.executable, "-c", "from gridctl.cli.app import invoke; invoke()", "replay", str(path)]
+    once, again = (subprocess.run([*command, "-o", "json"], capture_output=True, check=True) for _ in "ab")
+    assert once.stdout == again.stdout
+    kinds = [json.loads(line)["type"] for line in once.stdout.splitlines()]
+    assert kinds == ["verdict", "finding", "incident", "verdict", "decision"]
+    assert b"1 lines could not be read" in once.stderr
+    table = subprocess.run(command, capture_output=True, check=True).stdout
+    assert b"gpu_lost" in table
 
 
 JSON = st.recursive(

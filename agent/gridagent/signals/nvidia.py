@@ -228,10 +228,11 @@ def _process(rest: str) -> tuple[int | None, str, str]:
         return pid, "", after.removeprefix(", ")
     if after.startswith("<unknown>"):
         return pid, "", after.removeprefix("<unknown>").removeprefix(", ")
-    ends = [at for at in range(_NAME_CHARS_MAX + 1) if after.startswith(", ", at)]
-    for at in ends:
+    first = at = after.find(", ", 0, _NAME_CHARS_MAX + 2)
+    while at >= 0:
         if _TEXT_START.match(after, at + 2):
             return pid, after[:at], after[at + 2 :]
-    if ends:
-        return pid, after[: ends[0]], after[ends[0] + 2 :]
+        at = after.find(", ", at + 1, _NAME_CHARS_MAX + 2)
+    if first >= 0:
+        return pid, after[:first], after[first + 2 :]
     return pid, after[:_NAME_CHARS_MAX], after[_NAME_CHARS_MAX:]

@@ -5,11 +5,14 @@ cannot read, and DCGM's blank values (its header `dcgm_structs.h`): a base with 
 """
 
 import math
+import re
 
 _INT32_BLANK = 0x7FFFFFF0
 _INT64_BLANK = 0x7FFFFFFFFFFFFFF0
+_INT64_BLANK_AS_FP64 = float(1 << 63)  #: all of them, once a reader has made them floating-point numbers
 _FP64_BLANK = float(1 << 47)
 _REASONS = 16
+_WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
 
 
 def number(value: object) -> float | None:
@@ -17,8 +20,9 @@ def number(value: object) -> float | None:
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, str):
+        text = value.strip()[:40]
         try:
-            value = float(value.strip()[:40])
+            value = int(text) if _WHOLE.fullmatch(text) else float(text)
         except ValueError:
             return None
     if not isinstance(value, int | float):
@@ -26,6 +30,8 @@ def number(value: object) -> float | None:
     for base in (_INT32_BLANK, _INT64_BLANK, _FP64_BLANK):
         if base <= value < base + _REASONS:
             return None
+    if value == _INT64_BLANK_AS_FP64:
+        return None
     try:
         result = float(value)
     except OverflowError:

@@ -31,7 +31,7 @@ class Amd:
     """All AMD GPUs of all nodes."""
 
     def __init__(self) -> None:
-        self._devices: dict[tuple[str, str], _Device] = {}
+        self._devices: dict[str, dict[str, _Device]] = {}  #: node -> address -> GPU
         self._last: dict[str, str] = {}  #: node -> the GPU that was named last
 
     def take(self, host: str, event: AmdEvent, message: str) -> None:
@@ -39,9 +39,14 @@ class Amd:
         pci = event.pci or self._last.get(host, "")
         if event.pci and len(self._last) < _DEVICES_MAX:
             self._last[host] = event.pci
-        if (host, pci) not in self._devices and len(self._devices) >= _DEVICES_MAX:
+        if host not in self._devices and len(self._devices) >= _DEVICES_MAX:
             return
-        device = self._devices.setdefault((host, pci), _Device())
+        devices = self._devices.setdefault(host, {})
+        if pci not in devices and len(devices) >= _DEVICES_MAX:
+            return
+        if event.pci and "" in devices:  # a hung ring is told before the GPU that it is of
+            devices[pci] = devices.pop("")
+        device = devices.setdefault(pci, _Device())
         device.counts[event.says] = device.counts.get(event.says, 0) + event.count
         device.lines += 1
         if len(device.evidence) < _FEW:
@@ -49,16 +54,16 @@ class Amd:
 
     def reboot(self, host: str) -> None:
         """What was before the boot is history."""
-        for key in [key for key in self._devices if key[0] == host]:
-            del self._devices[key]
+        self._devices.pop(host, None)
 
     def findings(self) -> Iterator[Diagnosis]:
         """One finding a node and rule, the GPUs among its events."""
         found: dict[tuple[str, str], list[tuple[str, _Device]]] = {}
-        for (host, pci), device in self._devices.items():
-            name = next((name for says, name in _RULES if device.counts.get(says)), None)
-            if name is not None:
-                found.setdefault((host, name), []).append((pci, device))
+        for host, known in self._devices.items():
+            for pci, device in known.items():
+                name = next((name for says, name in _RULES if device.counts.get(says)), None)
+                if name is not None:
+                    found.setdefault((host, name), []).append((pci, device))
         for (host, name), devices in found.items():
             events: list[dict[str, object]] = [
                 {"pci": pci or None, **({"node": host} if host else {}), **device.counts}

@@ -93,8 +93,13 @@ _PARTS = {
         "loaded",
     ),
 }
+_STEP_NAME = re.compile(r"(?:step|iter(?:ation)?|checkpoint|ckpt)[_=-]?(\d{1,12})/?$", re.IGNORECASE)
 _STEP_WORDS = {"step", "iteration", "iter", "global"}
 _ASKED = {"requested", "request", "wanted", "asked", "target", "want"}
+_ROOTS = (
+    "metadata payload model optim loaded manifest state params parameter tensor weights stat expected bad"
+)
+_ROOTS += " suspect head magic first_bytes"
 _TENSORS_MAX = 1_000_000
 
 
@@ -111,9 +116,10 @@ def checkpoint_facts(materials: Sequence[Material]) -> Iterator[Diagnosis]:
         yield from _load_error(material.text)
     bad = _Bad()
     previous: dict[str, float] = {}
-    for _, document in objects_of(materials):
+    for _, document in objects_of(materials, _ROOTS):
         yield from _steps(document)
         yield from _length(document)
+        yield from _ends(document)
         yield from _since(document)
         previous |= _before(document)
         for name, values in _tensors(document):
@@ -180,8 +186,9 @@ def _steps(document: Mapping[str, object]) -> Iterator[Diagnosis]:
     asked: float | None = None
     for path, value in leaves(document):
         words = {word for name in path for word in words_of(name)}
-        step = number(value)
-        if step is None or not words & _STEP_WORDS or len(path) > 3:
+        named = _STEP_NAME.search(value[-200:]) if isinstance(value, str) else None
+        step = float(named[1]) if named else number(value)
+        if step is None or not (named or words & _STEP_WORDS) or len(path) > 3:
             continue
         if words & _ASKED:
             asked = step
@@ -205,6 +212,17 @@ def _length(document: Mapping[str, object]) -> Iterator[Diagnosis]:
     name = str(field(document, "file", "path", "name", "checkpoint") or "the file")
     if size is not None and expected is not None and size < expected:
         yield rule_says("checkpoint.truncated", [f"{name} has {size:g} of {expected:g} bytes"])
+
+
+def _ends(document: Mapping[str, object]) -> Iterator[Diagnosis]:
+    """The first and the last bytes of a file, in hexadecimal."""
+    head = field(document, "head", "head_hex", "magic", "first_bytes", "header_hex")
+    tail = field(document, "tail", "tail_hex", "last_bytes", "trailer_hex", "end_hex")
+    if isinstance(head, str) and isinstance(tail, str):
+        begin, end = (re.sub(r"0x|[^0-9a-f]", "", text.lower()[:100_000]) for text in (head, tail))
+        if begin.startswith(_ZIP_BEGIN.hex()) and _ZIP_END.hex() not in end:
+            name = str(field(document, "file", "path", "name") or "the file")
+            yield rule_says("checkpoint.truncated", [f"{name} begins as a ZIP", "zip end record missing"])
 
 
 def _since(document: Mapping[str, object]) -> Iterator[Diagnosis]:

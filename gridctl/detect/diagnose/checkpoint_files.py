@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gridagent.signals.values import number
-from gridctl.detect.diagnose.reading import field, lines_of, looks_like_json, objects_of
+from gridctl.detect.diagnose.reading import field, lines_of, looks_like_json, objects_of, words_of
 from gridctl.detect.diagnose.ruling import limits, rule_says
 from gridctl.model.diagnosis import Diagnosis, Material
 
@@ -40,6 +40,7 @@ _MARKER = re.compile(
 )
 _OF = re.compile(r"(?P<at>\d{1,6})-of-(?P<all>\d{1,6})")
 _DIGITS = re.compile(r"\d{1,12}")
+_HOST_WORDS = {"host", "hosts", "node", "nodes", "listing", "listings"}
 _FILES_MAX = 1_000_000
 
 
@@ -63,11 +64,9 @@ def checkpoint_files(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     for material in materials:
         if not looks_like_json(material.text):
             _listing(found, material.text)
-    for _, document in objects_of(materials):
-        hosts = field(
-            document, "hosts", "by_host", "files_by_host", "nodes", "per_host", "host_files", "listing"
-        )
-        files = _files_of_hosts(hosts)
+    for _, document in objects_of(materials, "files shards contents objects host node listing"):
+        named = (value for key, value in document.items() if _HOST_WORDS.intersection(words_of(key)))
+        files = next((files for hosts in named if (files := _files_of_hosts(hosts))), None)
         if files:
             yield from _shared(document, files)
         else:
@@ -150,6 +149,8 @@ def _sizes(files: object) -> Iterator[tuple[str, int | None]]:
     for file in files if isinstance(files, list) else ():
         if isinstance(file, str):
             yield file.rpartition("/")[2], None
+        elif isinstance(file, int) and not isinstance(file, bool):
+            yield f"shard_{file}", None  # only its number is told
         elif isinstance(file, dict):
             value = number(field(file, "size", "bytes", "size_bytes", "length"))
             name = str(field(file, "name", "path", "file", "key") or "")
@@ -246,8 +247,10 @@ def _files_of_hosts(hosts: object) -> dict[str, set[str]]:
     if isinstance(hosts, list):
         hosts = {str(field(item, "host", "node", "name")): item for item in hosts if isinstance(item, dict)}
     for host, value in hosts.items() if isinstance(hosts, dict) else ():
-        files = field(value, "files", "shards", "contents") if isinstance(value, dict) else value
+        files = field(value, "files", "shards", "contents", "ranks") if isinstance(value, dict) else value
         names = {name for name, _ in _sizes(files)}
+        if isinstance(value, dict) and field(value, "metadata", "has_metadata", "index") is True:
+            names.add(".metadata")
         if names:
             found[str(host)] = names
     every = set().union(*found.values()) if found else set()

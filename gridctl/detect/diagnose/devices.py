@@ -7,9 +7,11 @@ each once, and judged then. "Healthy" from one source takes back nothing that an
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
+from gridagent.signals.lines import LINE_CHARS_MAX, unwrap
 from gridagent.signals.nvidia import Xid
 from gridctl.detect.diagnose import gpus as gpu_findings
 from gridctl.detect.diagnose import nvml
@@ -17,12 +19,13 @@ from gridctl.detect.diagnose.clocks import When
 from gridctl.detect.diagnose.fabric import Fabric
 from gridctl.detect.diagnose.gauges import Gpus
 from gridctl.detect.diagnose.history import Past, past_of
-from gridctl.detect.diagnose.kernel import KernelLogs
+from gridctl.detect.diagnose.kernel import WORDS, KernelLogs
 from gridctl.detect.diagnose.probes import Probes
 from gridctl.detect.diagnose.reading import key_of, lines_of
 from gridctl.detect.diagnose.samples import Columns, Sample, Sections, Table, exported, record_sample
 from gridctl.detect.diagnose.saying import rule
 from gridctl.detect.diagnose.tools import Tools
+from gridctl.detect.meaning import mean
 from gridctl.detect.policy import DetectPolicy, builtin
 from gridctl.detect.policy.hardware import hardware
 from gridctl.model.diagnosis import Diagnosis, Material
@@ -36,6 +39,8 @@ _HOST = re.compile(
 )
 _DOCUMENT_CHARS_MAX = 32 * 1024 * 1024
 _UNNAMED_MAX = 4096
+_HEAD_LINES = 50
+_CHUNK_CHARS = 64 * 1024
 #: Sources whose records hold lines of the kernel.
 _KERNEL_SOURCES = ("kmsg", "kernel", "dmesg", "journal", "syslog", "")
 _LINE_KEYS = ("line", "MESSAGE", "message", "msg", "log")
@@ -87,14 +92,18 @@ class Reader:
         text = material.text
         if text.lstrip()[:1] in ("{", "[") and len(text) <= _DOCUMENT_CHARS_MAX and self._document(text):
             return
-        for line in lines_of(text):
-            self._line(line)
+        self._kernel.lines += any(_of_kernel(line) for line in islice(lines_of(text), _HEAD_LINES))
+        for chunk in _chunks(text):
+            words = [word for word in WORDS if word in chunk]
+            self._fabric.look(chunk)
+            for line in chunk.split("\n"):
+                self._line(line[:LINE_CHARS_MAX].rstrip("\r"), words)
         self._sample(self._sections.end())
 
-    def _line(self, line: str) -> None:
+    def _line(self, line: str, words: Sequence[str]) -> None:
         if line.startswith("{") and (record := _decoded(line)) is not None:
             self._record(record)
-        elif self._kernel.feed(line, self._node):
+        elif words and self._kernel.feed(line, self._node, words=words):
             pass
         elif prompt := _PROMPT.match(line):
             self._restart_at(prompt["command"])
@@ -158,7 +167,7 @@ class Reader:
     def findings(self) -> Iterator[Diagnosis]:
         """What it all means, taken together. Ask once, at the end."""
         self._name_unnamed()
-        told = list(self._gauges())
+        self._gauges()
         advised = self._advise()
         incidents = self._kernel.incidents
         incidents.close()
@@ -169,7 +178,7 @@ class Reader:
         found += self._around(found)
         if self._unhealthy:
             found.append(rule("dcgm.unhealthy", self._unhealthy))
-        return iter(found or self._quiet(told))
+        return iter(found or self._quiet())
 
     def _around(self, found: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
         """Findings on what is around the GPUs, less those that a finding on a GPU explains."""
@@ -194,10 +203,10 @@ class Reader:
         known = {d.pci: True for d in found if d.pci and d.preempt_job}
         yield from self._tools.findings(fatal_switch, known)
 
-    def _quiet(self, told: Sequence[str]) -> Iterator[Diagnosis]:
+    def _quiet(self) -> Iterator[Diagnosis]:
         """Nothing is wrong in what was understood; nothing at all if nothing was."""
         if len(self._gpus):
-            yield nvml.quiet(list(self._gpus))
+            yield from nvml.quiet(list(self._gpus))
         if self._fabric.seen and not len(self._gpus):
             yield rule("fabric.healthy", self._fabric.evidence, count=0)
         if self._kernel.lines or self._kernel.incidents.historic:
@@ -214,7 +223,7 @@ class Reader:
             if sample is not None:
                 self._sample(msgspec.structs.replace(sample, t_s=t_s))
 
-    def _gauges(self) -> Iterator[str]:
+    def _gauges(self) -> None:
         """Takes the changes of Xid gauges as events, unless the kernel has told of them."""
         incidents = self._kernel.incidents
         window_s = hardware().limit("incident", "gauge_window_s")
@@ -224,9 +233,14 @@ class Reader:
                 if incidents.was_said(gpu.pci, xid, when, window_s):
                     continue
                 event = Xid(pci=gpu.pci or gpu.name, xid=xid, text="")
+                told = mean(self._policy, event)
+                if told is not None and told.preempt and gpu.recovery == 0:
+                    # The gauge keeps what is over: the driver itself asks for nothing now.
+                    told = msgspec.structs.replace(
+                        told, severity="warning", action="observe", preempt=False, when="none"
+                    )
                 message = f"the gauge of the last Xid went to {xid} on {gpu.label}"
-                self._kernel.event(gpu.host, when, event, message)
-                yield message
+                incidents.feed(gpu.host, when, event, message, cause=told)
 
     def _advise(self) -> list[str]:
         """Takes the recovery that the driver asks for as advice on what befell the GPU; names those GPUs."""
@@ -241,6 +255,22 @@ class Reader:
                 )
                 advised.append(gpu.name)
         return advised
+
+
+def _chunks(text: str) -> Iterator[str]:
+    """The text in pieces of whole lines: what is not in a piece need not be looked for in its lines."""
+    begin = 0
+    while begin < len(text):
+        end = text.find("\n", begin + _CHUNK_CHARS)
+        end = len(text) if end < 0 else end
+        yield text[begin:end]
+        begin = end + 1
+
+
+def _of_kernel(line: str) -> bool:
+    """Does the line look like one of a kernel log, whatever it says?"""
+    record = unwrap(line)
+    return record.uptime_s is not None or record.program == "kernel"
 
 
 def _decoded(text: str) -> object:

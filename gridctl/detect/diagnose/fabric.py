@@ -31,6 +31,10 @@ _START = re.compile(
     re.IGNORECASE,
 )
 _ACTIVE = re.compile(r"\s{1,20}Active: (?P<state>[a-z]{4,20}) \(")
+_IS = re.compile(
+    r"nvidia-fabricmanager(?:\.service)?(?: is|:|=)? ?"
+    r"(?P<state>active|inactive|failed|dead|activating|running)\b"
+)
 _STATES = ("active", "inactive", "failed", "activating", "deactivating", "unknown")
 _IMEX = re.compile(r"(?:.{0,200})\bIMEX (?:daemon )?status is (?P<status>-?\d{1,4})\b")
 _LINK = re.compile(
@@ -57,20 +61,24 @@ class Fabric:
         self.topology: list[dict[str, object]] = []
         self._service = False  #: the lines that follow are about the fabric manager's service
         self._gpu = ""
+        self._worth = True
 
     def command(self, command: str) -> None:
         """The command whose output follows."""
         self._service = "fabricmanager" in command and "systemctl" in command
         self._gpu = ""
 
+    def look(self, text: str) -> None:
+        """What follows, as a whole: is there anything for `feed` in it, and does it name a rack of nodes?"""
+        self._worth = any(word in text for word in WORDS)
+        self.multi_node = self.multi_node or _MULTI_NODE.search(text) is not None
+
     def feed(self, line: str) -> bool:
         """One line; False if it says nothing of the fabric."""
-        if _MULTI_NODE.search(line[:400]):
-            self.multi_node = True
         if self._service and line.strip() in _STATES:
             self._say("up" if line.strip() == "active" else "down", f"nvidia-fabricmanager is {line.strip()}")
             return True
-        if match := _GPU.match(line):
+        if line.startswith("GPU ") and (match := _GPU.match(line)):
             self._gpu = match["index"]
             return False
         if self._gpu and (link := _LINK.match(line)):
@@ -78,7 +86,7 @@ class Fabric:
             if len(links) < _LINKS_MAX:
                 links[int(link["link"])] = link["state"].endswith("GB/s")
             return True
-        if not any(word in line for word in WORDS):
+        if not self._worth or not any(word in line for word in WORDS):
             return False
         return self._worded(line[:1000])
 
@@ -92,6 +100,8 @@ class Fabric:
             self.imex = [*self.imex, clean(line)][:_FEW]
         elif self._service and (active := _ACTIVE.match(line)):
             self._say("up" if active["state"] == "active" else "down", line)
+        elif state := _IS.match(line):
+            self._say("up" if state["state"] in ("active", "running") else "down", line)
         elif not self._system(unwrap(line), line):
             return False
         return True

@@ -43,17 +43,15 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 #: Xids of an application, by which no hardware is judged.
 _XID = re.compile(r"\W{0,3}xid\W{1,3}(\d{1,4})\b", re.IGNORECASE)
 _APP_XIDS = {13, 31, 43, 45, 68, 69}
+_ROOTS = "error fault failure exception cause symptom status xid line message event reason code what detail"
 _EVENTS_MAX = 65_536
+_BAD = re.compile(
+    r"err|fail|fault|lost|dead|down|exit|abort|crash|contained|xid|timeout|timed out", re.IGNORECASE
+)
+_PLACED_FIELDS = ("status", "event", "reason", "code", "what", "detail")
 _ERROR_FIELDS = (
-    "error",
-    "err",
-    "error_text",
-    "status_text",
-    "fault",
-    "failure",
-    "exception",
-    "cause",
-    "symptom",
+    *("error", "err", "error_text", "status_text", "fault", "failure", "exception", "cause", "symptom"),
+    *("cuda_error", "error_code", "cuda_status"),
 )
 _DOMAIN_FIELDS = (
     "nvl_domain",
@@ -110,7 +108,7 @@ def read(materials: Sequence[Material]) -> tuple[list[Error], int]:
     bursts = Bursts(gap_s=limits().fleet["burst_gap_s"])
     lines = 0
     for material in materials:
-        for row in rows_of(material):
+        for row in rows_of(material, _ROOTS):
             error = _error(row)
             if error is None:
                 continue
@@ -125,9 +123,11 @@ def _error(row: Row) -> Error | None:
     if not host or t_s is None:
         return None
     text, xid = row.text(*_ERROR_FIELDS), row.number("xid")
-    if not text and (line := row.text("line")):
+    placed = row.get(*_DOMAIN_FIELDS, *_RACK_FIELDS) is not None
+    if not text and (line := row.text("line") or (row.text(*_PLACED_FIELDS) if placed else "")):
         events = [event for event in KernelParser().feed(line) if isinstance(event, Xid)]
-        if not events and row.text("level", "severity").lower() not in ("error", "critical", "fatal", "err"):
+        bad = row.text("level", "severity").lower() in ("error", "critical", "fatal", "err")
+        if not events and not bad and not (placed and _BAD.search(line)):
             return None
         text, xid = line, events[0].xid if events else None
     if not text and xid is None:

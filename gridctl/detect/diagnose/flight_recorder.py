@@ -46,7 +46,7 @@ def flight_recorder(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     for material in materials:
         yield from _analysis(material.text)
     dumps: dict[int, Dump] = {}
-    for material, document in objects_of(materials):
+    for material, document in objects_of(materials, "rank world_size worldsize"):
         if isinstance(document.get("entries"), list) and ("pg_config" in document or "pg_status" in document):
             rank = _rank_of(document, material.name, len(dumps))
             if len(dumps) < _RANKS_MAX:
@@ -78,16 +78,18 @@ def _analysis(text: str) -> Iterator[Diagnosis]:
             (_, ranks), lines = found.popitem()
             found[match["error"], ranks] = [*lines, line.strip()]
     for (error, culprits), lines in found.items():
-        if error in _PROGRAM_ERRORS:
-            rule = "recorder.program-mismatch"
-        else:
-            rule = (
-                "recorder.rank-missing"
-                if error in ("MISSING", "COLLECTIVE_STATE_MISMATCH")
-                else "recorder.unclear"
-            )
-        events = [{"rank": rank, "error_type": error} for rank in culprits]
-        yield rule_says(rule, [line for line in lines if line], events=events)
+        yield _verdict(error, culprits, [line for line in lines if line])
+
+
+def _verdict(error: str, culprits: Sequence[int], lines: list[str]) -> Diagnosis:
+    error = error.rpartition(".")[2].upper()
+    if error in _PROGRAM_ERRORS:
+        rule = "recorder.program-mismatch"
+    elif error in ("MISSING", "COLLECTIVE_STATE_MISMATCH"):
+        rule = "recorder.rank-missing"
+    else:
+        rule = "recorder.unclear"
+    return rule_says(rule, lines, events=[{"rank": rank, "error_type": error} for rank in culprits])
 
 
 def _rank_of(document: Mapping[str, object], name: str, default: int) -> int:
@@ -171,6 +173,11 @@ def _odd_call(dumps: dict[int, Dump]) -> Diagnosis | None:
 
 def _described(document: Mapping[str, object]) -> Iterator[Diagnosis]:
     """A description of what dumps exist: the ranks there should be, and the files there are."""
+    culprits = ranks_in(field(document, "culprit_rank", "culprit_ranks", "missing_ranks"))
+    if culprits:
+        error = str(field(document, "error_type", "error", "mismatch") or "MISSING")
+        yield _verdict(error, sorted(culprits), [f"{error}: ranks {sorted(culprits)[:16]}"])
+        return
     size = field(
         document, "world_size", "nranks", "num_ranks", "ranks_expected", "expected_ranks", "ranks_total"
     )

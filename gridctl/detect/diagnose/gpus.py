@@ -6,8 +6,9 @@ import msgspec
 
 from gridctl.detect.diagnose.clocks import clusters
 from gridctl.detect.diagnose.history import Past
-from gridctl.detect.diagnose.incidents import MEMORY_XIDS, Group, History, Incidents
-from gridctl.detect.diagnose.saying import rule, say
+from gridctl.detect.diagnose.incident import MEMORY_XIDS, Group, History
+from gridctl.detect.diagnose.incidents import Incidents
+from gridctl.detect.diagnose.saying import address, rule, say
 from gridctl.detect.meaning import NVLINK5, Meaning, by_rule
 from gridctl.detect.policy.hardware import hardware
 from gridctl.model.diagnosis import Diagnosis
@@ -28,7 +29,7 @@ class Judged(msgspec.Struct):
 
 def findings(incidents: Incidents, past: Mapping[str, Past], window_s: float) -> Iterator[Diagnosis]:
     """All findings of the incidents; `past`: what else is known of a GPU's history, by address or UUID."""
-    judged = [one for group in incidents.groups.values() for one in _judge(group, incidents, past)]
+    judged = [one for group in incidents.groups() for one in _judge(group, incidents, past)]
     merged: dict[tuple[str, ...], list[Judged]] = {}
     for one in judged:
         merged.setdefault(_together(one), []).append(one)
@@ -40,7 +41,7 @@ def findings(incidents: Incidents, past: Mapping[str, Past], window_s: float) ->
 
 def _judge(group: Group, incidents: Incidents, past: Mapping[str, Past]) -> Iterator[Judged]:
     """What a group means in the light of the GPU's history."""
-    history = incidents.histories.get((group.host, group.pci)) or History()
+    history = incidents.histories(group.host).get(group.pci) or History()
     before = past.get(group.pci) or past.get(history.uuid) or Past()
     told = group.head.cause
     limit = hardware().limit
@@ -101,10 +102,8 @@ def _suspect_unit(group: Group, history: History) -> tuple[int, int] | None:
 
 def _suspect_gpu(group: Group, history: History, incidents: Incidents) -> bool:
     """Several jobs faulted here within a day, and none on another GPU of the node."""
-    others = [
-        key for key, other in incidents.histories.items()
-        if key[0] == group.host and key[1] != group.pci and other.fault_jobs
-    ]  # fmt: skip
+    histories = incidents.histories(group.host)
+    others = [pci for pci, other in histories.items() if pci != group.pci and other.fault_jobs]
     limit = hardware().limit
     if others or len(history.fault_jobs) < limit("repeat", "gpu_jobs"):
         return False
@@ -122,7 +121,9 @@ def _together(one: Judged) -> tuple[str, ...]:
 
 
 def _finding(several: list[Judged], window_s: float) -> Diagnosis:
-    head = max(several, key=lambda one: (one.told.weight[:2], _origin(one), bool(one.group.pci)))
+    head = max(
+        several, key=lambda one: (one.told.weight[:2], _origin(one), address(one.group.pci) is not None)
+    )
     events = [event for one in several for event in one.group.events]
     hosts = {one.group.host for one in several}
     times = [begin for one in several for begin in one.group.begins]
@@ -187,7 +188,7 @@ def _echo(one: Judged, judged: list[Judged], window_s: float) -> bool:
 
 def _answer(one: Judged) -> dict[str, object]:
     told = one.told
-    answer: dict[str, object] = {"pci": one.group.pci or None, "xid": told.xid, "kind": told.kind}
+    answer: dict[str, object] = {"pci": address(one.group.pci), "xid": told.xid, "kind": told.kind}
     answer |= {"action": told.action, "fault": told.fault, "preempt_job": told.preempt, "when": told.when}
     return answer | ({"node": one.group.host} if one.group.host else {})
 

@@ -6,7 +6,7 @@ import msgspec
 
 from gridagent.signals.nvidia import canonical_pci
 from gridagent.signals.values import number
-from gridctl.detect.diagnose.incidents import MEMORY_XIDS
+from gridctl.detect.diagnose.incident import MEMORY_XIDS
 from gridctl.detect.diagnose.reading import key_of
 from gridctl.detect.policy.hardware import hardware
 

@@ -1,6 +1,6 @@
 """Reads kernel logs: takes wrappers off, sorts lines to what collects them, tells boots apart."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gridagent.signals.amd import amd_event
 from gridagent.signals.host import host_event, log_gap
@@ -28,6 +28,8 @@ WORDS = (
 )  # fmt: skip
 _KEEPERS = ("systemd-journald", "rsyslogd")
 _HOSTS_MAX = 4096
+#: Lines of one boot are out of order by less than this.
+_BACK_S = 60.0
 
 
 class KernelLogs:
@@ -37,6 +39,7 @@ class KernelLogs:
         window_s = policy.thresholds.chain.window_s
         self._policy = policy
         self._parsers: dict[str, KernelParser] = {}
+        self._uptimes: dict[str, float] = {}  #: node -> the last one that its syslog tells
         self.incidents = Incidents(policy)
         self.pcie = Pcie(window_s)
         self.switches = Switches(window_s)
@@ -44,12 +47,17 @@ class KernelLogs:
         self.machine = Machine(window_s)
         self.lines = 0  #: lines of the kernel that were read
 
-    def feed(self, line: str, host: str = "", t_unix_s: float | None = None) -> bool:
+    def feed(
+        self, line: str, host: str = "", t_unix_s: float | None = None, words: Sequence[str] = WORDS
+    ) -> bool:
         """One line in any known wrapper. False if it is of no interest to kernel logs.
 
-        `host` and `t_unix_s` are what a record around the line tells.
+        `host` and `t_unix_s` are what a record around the line tells, `words` those that may be in it.
         """
-        if not any(word in line for word in WORDS):
+        for word in words:
+            if word in line:
+                break
+        else:
             return False
         record = unwrap(line)
         if not record.kernel:
@@ -57,6 +65,11 @@ class KernelLogs:
                 self.machine.take(record.host or host, When.of(record, t_unix_s), gap, record.message)
                 return True
             return False
+        if record.host and record.uptime_s is not None:
+            if record.uptime_s < self._uptimes.get(record.host, 0.0) - _BACK_S:
+                self._reboot(record.host)  # uptime goes back at boots only
+            if record.host in self._uptimes or len(self._uptimes) < _HOSTS_MAX:
+                self._uptimes[record.host] = record.uptime_s
         taken = False
         for part in record.message.split("\n"):
             taken |= self._take(record.host or host, When.of(record, t_unix_s), part, record)
@@ -64,6 +77,8 @@ class KernelLogs:
         return taken
 
     def _take(self, host: str, when: When, message: str, record: KernelLine) -> bool:
+        if message.startswith("NVRM: ") and self._driver(host, when, message, record.repeats):
+            return True
         if message.startswith("nvidia-nvswitch") and (error := switch_error(message)):
             self.switches.take(host, when, error, message)
         elif message.startswith(("amdgpu ", "[drm")) and (amd := amd_event(message)):
@@ -88,7 +103,7 @@ class KernelLogs:
         events = self._parsers[host].take(message)
         for event in events:
             self.event(host, when, event, message, repeats)
-        return bool(events) or message.startswith("NVRM: ")
+        return bool(events)
 
     def event(self, host: str, when: When, event: Event, message: str, lines: int = 1) -> None:
         """An event of a GPU's driver, also one that another source than the log has told."""

@@ -1,5 +1,6 @@
 """The machine around the GPUs, from the kernel log: memory modules, heat, slots, drives, hung queries."""
 
+import re
 from collections.abc import Iterator
 
 from gridagent.signals.host import HostEvent
@@ -11,6 +12,8 @@ from gridctl.model.diagnosis import Diagnosis
 
 _UNITS_MAX = 1024
 _FEW = 3
+#: Namespaces and partitions are of the drive whose name they begin with.
+_PARTITION = re.compile(r"^(nvme\d+)n\d+(?:p\d+)?$")
 #: Programs that only ask the driver: they hang where it hangs. The kernel cuts names at 15 characters.
 QUERIES = (
     "nvidia-smi",
@@ -74,7 +77,7 @@ class Machine:
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._units: dict[tuple[str, str, str], _Unit] = {}
+        self._units: dict[str, dict[tuple[str, str], _Unit]] = {}  #: node -> what and of which unit
         self._heat: dict[str, _Heat] = {}
 
     def take(self, host: str, when: When, event: HostEvent, message: str) -> None:
@@ -88,14 +91,18 @@ class Machine:
             return  # whatever else hangs may wait for anything
         if says == "oom" and event.mark:
             says = "oom_cgroup"
-        unit_key = (host, says, event.unit)
-        if unit_key in self._units or len(self._units) < _UNITS_MAX:
-            self._units.setdefault(unit_key, _Unit()).take(event, message)
+        unit = _PARTITION.sub(r"\1", event.unit) if says.startswith("drive_") else event.unit
+        if host not in self._units and len(self._units) >= _UNITS_MAX:
+            return
+        units = self._units.setdefault(host, {})
+        if (says, unit) in units or len(units) < _UNITS_MAX:
+            units.setdefault((says, unit), _Unit()).take(event, message)
 
     def reboot(self, host: str) -> None:
         """What was before the boot is history; worn memory and drives stay worn."""
-        for key in [key for key in self._units if key[0] == host and key[1] in ("hung", "reset_required")]:
-            del self._units[key]
+        units = self._units.get(host, {})
+        for key in [key for key in units if key[0] in ("hung", "reset_required")]:
+            del units[key]
 
     def hung(self, host: str) -> list[str]:
         """What tells that queries of this node's driver hang."""
@@ -104,11 +111,11 @@ class Machine:
 
     def hosts(self) -> list[str]:
         """The nodes of which anything was said."""
-        return list(dict.fromkeys(key[0] for key in self._units))
+        return list(self._units)
 
     def units(self, host: str, says: str) -> dict[str, _Unit]:
         """What was said of each unit of a node."""
-        return {key[2]: unit for key, unit in self._units.items() if key[:2] == (host, says)}
+        return {key[1]: unit for key, unit in self._units.get(host, {}).items() if key[0] == says}
 
     def findings(self) -> Iterator[Diagnosis]:
         """One finding a node and rule, the units among its events."""
@@ -123,11 +130,13 @@ class Machine:
                     events=[_placed(host, told)],
                 )
         found: dict[tuple[str, str], list[tuple[str, _Unit]]] = {}
-        for (host, says, name), unit in self._units.items():
-            if rule_name := _rule(says, unit):
-                found.setdefault((host, rule_name), []).append((name, unit))
-        for (host, rule_name), units in found.items():
-            yield _finding(host, rule_name, units)
+        for host, units in self._units.items():
+            for (says, name), unit in units.items():
+                known = says == "drive_error" and ("drive_lost", name) in units
+                if (rule_name := _rule(says, unit)) and not known:
+                    found.setdefault((host, rule_name), []).append((name, unit))
+        for (host, rule_name), named in found.items():
+            yield _finding(host, rule_name, named)
 
 
 def _rule(says: str, unit: _Unit) -> str | None:

@@ -17,29 +17,22 @@ from gridctl.detect.diagnose.ruling import limits, rule_says
 from gridctl.model.diagnosis import Diagnosis, Material
 
 #: Meaning of a counter -> its names without case and punctuation: sysfs, perfquery, ethtool, exporters.
-COUNTERS: dict[str, set[str]] = {
-    "downed": {
-        "linkdowned",
-        "linkdownedcounter",
-        "linkdown",
-        "linkdowneventsphy",
-        "linkdowncount",
-        "linkdowns",
-        "carrierdowncount",
-    },
-    "carrier": {"carrierchanges"},
-    "symbol": {"symbolerror", "symbolerrorcounter", "symbolerrors", "symbolerr", "rxsymbolerrphy"},
-    "recovery": {"linkerrorrecovery", "linkerrorrecoverycounter"},
-    "receive": {"portrcverrors", "rcverrors", "rcverr", "portrcverr", "rxerrors"},
-    "integrity": {"locallinkintegrityerrors", "localintegrity", "locallinkintegrity"},
-    "overrun": {"excessivebufferoverrunerrors", "excessivebufferoverrun"},
-    "discards": {"portxmitdiscards", "xmitdiscards", "txdiscards", "txdiscardsphy"},
-    "wait": {"portxmitwait", "xmitwait", "xmitwaits"},
-    "pause": {"txpause", "rxpause", "txpausectrlphy", "rxpausectrlphy", "ecnmarked", "cnp", "rxprio3pause"},
-    "cqe": {"reqcqeerror", "respcqeerror", "reqcqeerrors", "respcqeerrors", "cqeerror", "cqeerrors"},
-    "flushed": {"reqcqeflusherror", "respcqeflusherror"},
+COUNTERS: dict[str, str] = {
+    "downed": "linkdowned linkdownedcounter linkdown linkdowneventsphy linkdowncount linkdowns "
+    "carrierdowncount",
+    "carrier": "carrierchanges",
+    "symbol": "symbolerror symbolerrorcounter symbolerrors symbolerr rxsymbolerrphy",
+    "recovery": "linkerrorrecovery linkerrorrecoverycounter",
+    "receive": "portrcverrors rcverrors rcverr portrcverr rxerrors portreceiveerrors",
+    "integrity": "locallinkintegrityerrors localintegrity locallinkintegrity",
+    "overrun": "excessivebufferoverrunerrors excessivebufferoverrun",
+    "discards": "portxmitdiscards xmitdiscards txdiscards txdiscardsphy porttransmitdiscarded",
+    "wait": "portxmitwait xmitwait xmitwaits porttransmitwait",
+    "pause": "txpause rxpause txpausectrlphy rxpausectrlphy ecnmarked cnp rxprio3pause",
+    "cqe": "reqcqeerror respcqeerror reqcqeerrors respcqeerrors cqeerror cqeerrors",
+    "flushed": "reqcqeflusherror respcqeflusherror",
 }
-_MEANING = {name: meaning for meaning, names in COUNTERS.items() for name in names}
+_MEANING = {name: meaning for meaning, names in COUNTERS.items() for name in names.split()}
 _STATES = ("state", "port_state", "link_state", "operstate", "oper_state", "status", "link_status")
 _UP = {
     "active",
@@ -80,6 +73,7 @@ _DEVICE = (
     "dev",
 )
 _CABLE = ("integrity", "overrun", "symbol")  #: what a bad cable or transceiver raises
+_ROOTS = "link carrier symbol rcv integrity overrun xmit discards pause ecn cnp cqe state status oper"
 _KEYS_MAX = 100_000
 _DROPS_MAX = 1024
 _SATURATED = {0xFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF}
@@ -112,11 +106,13 @@ class Port(msgspec.Struct):
         return f"{place} port {self.port}" if self.port else place
 
     def feed(self, t_s: float | None, counters: dict[str, float], up: bool | None) -> None:
-        """One reading; counters by the name under which they came."""
+        """One reading; counters by the name under which they came. One that comes late is left out."""
+        if t_s is not None and self.last_s is not None and t_s < self.last_s:
+            return
         self.readings += 1
         if t_s is not None:
             self.first_s = t_s if self.first_s is None else self.first_s
-            self.last_s = t_s if self.last_s is None else max(t_s, self.last_s)
+            self.last_s = t_s
         for name, value in counters.items():
             if value in _SATURATED and value > 0xFF:
                 self.saturated[name] = value
@@ -152,7 +148,7 @@ def nic(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: port counters and states as telemetry or as text."""
     ports: dict[tuple[str, str, str], Port] = {}
     for material in materials:
-        for row in rows_of(material):
+        for row in rows_of(material, _ROOTS):
             _row(ports, row)
         for place, counters, up in read_text(material.text):
             _feed(ports, place, None, {n: v for n, v in counters.items() if _meaning(n)}, up)
@@ -173,6 +169,8 @@ def _row(ports: dict[tuple[str, str, str], Port], row: Row) -> None:
         device = told.removeprefix("nic:")
     if not device and row.get("gpu", "gpu_index", "gpu_id", "gpu_uuid") is not None:
         return  # a GPU's links have counters of the same names
+    if not device and not row.text("host", "port", "port_num") and row.time_s() is None:
+        return  # a number of nothing in particular
     up = _state_of(row.text(*_STATES)) if device else None
     if counters or (device and up is not None):
         device, _, port = device.partition("/")

@@ -28,15 +28,36 @@ _SYSFS = re.compile(
     r"(?:infiniband/(?P<device>[\w.-]{1,64})/ports/(?P<port>\d{1,3})"
     r"|net/(?P<netdev>[\w.-]{1,64}))/(?:\w{1,20}/)?(?P<name>\w{1,60})[:= ] ?(?P<value>[^\n]{1,40})"
 )
-_WORDS = ("ounters: Lid", "CA '", "Infiniband device", "link ", "NIC statistics", "sys/class/")
+_QUERY_ERRORS = re.compile(r"\s*GUID (?P<guid>0x[0-9a-f]{4,16}) port (?P<port>\d{1,3}|ALL):\s*(?P<rest>\[.*)")
+_BRACKET = re.compile(r"\[(?P<name>[A-Za-z]\w{2,60}) == (?P<value>\d{1,20})\b")
+_METRIC = re.compile(
+    r"(?:node_)?(?:infiniband|ib|rdma|hw)_(?P<name>\w{3,80})\{(?P<labels>[^{}]{1,500})\} "
+    r"(?P<value>[\d.e+]{1,24})\b"
+)
+_LABEL = re.compile(r'(\w{1,30})="([^"]{0,100})"')
+_WORDS = (
+    "ounters: Lid",
+    "CA '",
+    "Infiniband device",
+    "link ",
+    "NIC statistics",
+    "sys/class/",
+    "GUID ",
+    "_infiniband_",
+)
+_NAMES_MAX = 256
 _UP = {"active": True, "armed": True, "up": True, "down": False}
 
 
 def read_text(text: str) -> Iterator[Reading]:
-    """The readings of ports in a text, in its order; a section that begins anew is another reading."""
-    if not any(word in text for word in _WORDS):
-        return
-    sysfs: dict[Place, tuple[dict[str, float], list[bool]]] = {}
+    """The readings of ports in a text; a section that begins anew is another reading."""
+    if any(word in text for word in _WORDS):
+        yield from _sections(text)
+        yield from _lines(text)
+
+
+def _sections(text: str) -> Iterator[Reading]:
+    """Tools that print a heading for each port, in their order."""
     place: Place | None = None
     device = ""
     counters: dict[str, float] = {}
@@ -48,20 +69,28 @@ def read_text(text: str) -> Iterator[Reading]:
                 yield place, counters, up
             place, device, up = begun
             counters = {}
-        elif match := _SYSFS.match(line):
-            _sysfs(sysfs, match)
-        elif place is not None:
-            counter = _DOTTED.fullmatch(line) or _INDENTED.fullmatch(line)
-            if counter:
-                value = _number(counter["value"])
-                if value is not None:
-                    counters[counter["name"]] = value
-            elif state := _CA_STATE.fullmatch(line) or _IBSTATUS_STATE.fullmatch(line):
-                up = _UP.get(state["state"].lower(), up)
+        elif place is not None and (counter := _DOTTED.fullmatch(line) or _INDENTED.fullmatch(line)):
+            if (value := _number(counter["value"])) is not None and len(counters) < _NAMES_MAX:
+                counters[counter["name"]] = value
+        elif place is not None and (state := _CA_STATE.fullmatch(line) or _IBSTATUS_STATE.fullmatch(line)):
+            up = _UP.get(state["state"].lower(), up)
     if place is not None and (counters or up is not None):
         yield place, counters, up
-    for where, (values, states) in sysfs.items():
-        yield where, values, states[0] if states else None
+
+
+def _lines(text: str) -> Iterator[Reading]:
+    """Tools that print everything of a counter, or of a port, on one line."""
+    found: dict[Place, tuple[dict[str, float], list[bool]]] = {}
+    for line in lines_of(text):
+        if match := _SYSFS.match(line):
+            _sysfs(found, match)
+        elif match := _METRIC.match(line):
+            _metric(found, match)
+        elif match := _QUERY_ERRORS.match(line):
+            counters = {m["name"]: float(m["value"]) for m in _BRACKET.finditer(match["rest"])}
+            yield ("", f"GUID {match['guid']}", match["port"]), counters, None
+    for place, (values, states) in found.items():
+        yield place, values, states[0] if states else None
 
 
 def _begins(line: str, device: str) -> tuple[Place | None, str, bool | None] | None:
@@ -89,8 +118,22 @@ def _sysfs(found: dict[Place, tuple[dict[str, float], list[bool]]], match: re.Ma
         state = _UP.get(text.rpartition(" ")[2].lower())
         if state is not None:
             states.append(state)
-    elif (value := _number(text)) is not None and len(values) < 256:
+    elif (value := _number(text)) is not None and len(values) < _NAMES_MAX:
         values[match["name"]] = value
+
+
+def _metric(found: dict[Place, tuple[dict[str, float], list[bool]]], match: re.Match[str]) -> None:
+    """A line of an exporter: node_infiniband_link_downed_total{device="mlx5_0",port="1"} 4."""
+    labels = dict(_LABEL.findall(match["labels"]))
+    host = labels.get("node") or labels.get("host") or labels.get("instance", "")
+    place = (
+        host,
+        labels.get("device") or labels.get("hca") or labels.get("guid", ""),
+        labels.get("port", ""),
+    )
+    values, _ = found.setdefault(place, ({}, []))
+    if (value := number(match["value"])) is not None and len(values) < _NAMES_MAX:
+        values[match["name"].removesuffix("_total")] = value
 
 
 def _number(text: str) -> float | None:

@@ -17,7 +17,7 @@ _BAD = ("lost", "requires_reset", "unknown_error", "blank")
 
 def findings(gpus: Sequence[Gpu], policy: DetectPolicy, advised: Iterable[str]) -> Iterator[Diagnosis]:
     """All findings. `advised`: names of GPUs whose recovery was taken as advice on what befell them."""
-    gpus = list(gpus)
+    gpus = sorted(gpus, key=lambda gpu: (gpu.host, gpu.index is None, gpu.index or 0))
     yield from _recovery([gpu for gpu in gpus if gpu.name not in set(advised)], policy)
     yield from _memory(gpus)
     yield from _links(gpus)
@@ -26,15 +26,13 @@ def findings(gpus: Sequence[Gpu], policy: DetectPolicy, advised: Iterable[str]) 
     yield from _values(gpus)
 
 
-def quiet(gpus: Sequence[Gpu]) -> Diagnosis:
+def quiet(gpus: Sequence[Gpu]) -> Iterator[Diagnosis]:
     """What to say of samples without a finding."""
-    unknown = sorted({why for gpu in gpus for why in gpu.unreadable.values()})
-    if unknown:
+    yield rule("smi.healthy", [f"{len(gpus)} GPUs were read"], count=0)
+    if unknown := sorted({why for gpu in gpus for why in gpu.unreadable.values()}):
         events = [_event(gpu) | {"unreadable": dict(gpu.unreadable)} for gpu in gpus if gpu.unreadable]
-        return rule(
-            "smi.values", [f"values that are none: {', '.join(unknown)}"], count=len(events), events=events
-        )
-    return rule("smi.healthy", [f"{len(gpus)} GPUs were read"], count=0)
+        seen = [f"values that are none: {', '.join(unknown)}"]
+        yield rule("smi.values", seen, count=len(events), events=events)
 
 
 def _event(gpu: Gpu) -> dict[str, object]:
@@ -111,6 +109,22 @@ def _retired(gpu: Gpu) -> float:
 
 
 def _links(gpus: list[Gpu]) -> Iterator[Diagnosis]:
+    if hit := [gpu for gpu in gpus if _fabric_ill(gpu)]:
+        seen = [f"{gpu.label}: {', '.join(_fabric_ill(gpu))}" for gpu in hit]
+        yield _said("fabric.degraded", hit, seen, [{} for _ in hit])
+    yield from _pcie(gpus)
+
+
+def _fabric_ill(gpu: Gpu) -> list[str]:
+    """What the fabric's own health of a GPU tells against it."""
+    told = []
+    if "degraded" in str(gpu.last.get("fabric_bandwidth", "")).lower():
+        told.append("bandwidth degraded")
+    told += [name for name in ("route_unhealthy", "incorrect_configuration") if gpu.flag(f"fabric_{name}")]
+    return told
+
+
+def _pcie(gpus: list[Gpu]) -> Iterator[Diagnosis]:
     if hit := [gpu for gpu in gpus if gpu.narrow]:
         seen: list[str] = []
         more: list[dict[str, object]] = []

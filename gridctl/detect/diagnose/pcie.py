@@ -19,8 +19,7 @@ _GPU_DRIVERS = ("nvidia", "nouveau", "amdgpu")
 
 
 class _Device:
-    def __init__(self, host: str, pci: str) -> None:
-        self.host = host
+    def __init__(self, pci: str) -> None:
         self.pci = pci
         self.driver = ""
         self.port = ""  #: that reported its errors
@@ -53,7 +52,7 @@ class Pcie:
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._devices: dict[tuple[str, str], _Device] = {}
+        self._devices: dict[str, dict[str, _Device]] = {}  #: node -> address -> device
         self._sources: dict[tuple[str, str], str] = {}  #: port -> the device whose message it reported last
         self.gpus: set[str] = set()  #: addresses that are known to be GPUs
 
@@ -80,31 +79,27 @@ class Pcie:
     def failed_before(self, host: str, pci: str, when: When) -> list[str]:
         """What tells that the link of this GPU failed just before `when`. From now on that explains it."""
         told: list[str] = []
-        for device in self._devices.values():
-            own = device.pci[:-2] == pci[:-2] or device.port == pci
-            if device.host != host or device.worst_at is None or not (own or device.driver == "pcieport"):
-                continue
-            if when.within(self._window_s, device.worst_at):
+        devices = self._devices.get(host, {}).values()
+        for device in devices:
+            own = device.pci[:-2] == pci[:-2]
+            if device.worst_at is None:
+                device.explained = device.explained or own  # "can't recover", without an error of its own
+            elif (own or device.driver == "pcieport") and when.within(self._window_s, device.worst_at):
                 device.explained = True
                 told.extend(device.evidence)
-        for (
-            device
-        ) in self._devices.values():  # "can't recover" of the GPU itself, without an error of its own
-            if device.host == host and device.pci[:-2] == pci[:-2]:
-                device.explained = True
         return told
 
     def reboot(self, host: str) -> None:
         """What was before the boot is history."""
-        for key in [key for key in self._devices if key[0] == host]:
-            del self._devices[key]
+        self._devices.pop(host, None)
 
     def findings(self) -> Iterator[Diagnosis]:
         """One finding a node and rule, the devices among its events."""
         found: dict[tuple[str, str], list[_Device]] = {}
-        for device in self._devices.values():
-            for name in self._rules(device):
-                found.setdefault((device.host, name), []).append(device)
+        for host, known in self._devices.items():
+            for device in known.values():
+                for name in self._rules(device):
+                    found.setdefault((host, name), []).append(device)
         for (host, name), devices in found.items():
             worst = max(devices, key=lambda device: device.lines)
             head = worst if name.startswith("pcie.corrected") else devices[0]
@@ -154,10 +149,12 @@ class Pcie:
         return line.pci
 
     def _device(self, host: str, pci: str) -> _Device:
-        key = (host, pci)
-        if key not in self._devices and len(self._devices) >= _DEVICES_MAX:
-            return _Device(host, pci)
-        return self._devices.setdefault(key, _Device(host, pci))
+        if host not in self._devices and len(self._devices) >= _DEVICES_MAX:
+            return _Device(pci)
+        devices = self._devices.setdefault(host, {})
+        if pci not in devices and len(devices) >= _DEVICES_MAX:
+            return _Device(pci)
+        return devices.setdefault(pci, _Device(pci))
 
 
 def _event(host: str, device: _Device) -> dict[str, object]:

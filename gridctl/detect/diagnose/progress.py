@@ -103,11 +103,11 @@ class Job(msgspec.Struct):
                 self.errors += max(count - self.counted.get(name, count), 0.0)
                 self.counted[name] = count
         self.errors += row.number("xid") is not None
-        if t_s is None or step is None:
-            return
+        if t_s is None or step is None or (self.last_s is not None and t_s < self.last_s):
+            return  # a record that comes late tells nothing of how long something stood still
         self.readings += 1
         self.first_s = t_s if self.first_s is None else self.first_s
-        self.last_s = t_s if self.last_s is None else max(self.last_s, t_s)
+        self.last_s = t_s
         self.versions = self.versions or next((f"{n} {row.text(n)}" for n in _VERSIONS if row.text(n)), "")
         if step > self.step:
             if self.moved_s is not None:
@@ -154,7 +154,7 @@ def progress(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: telemetry of training jobs."""
     jobs: dict[str, Job] = {}
     for material in materials:
-        for row in rows_of(material):
+        for row in rows_of(material, "step iter"):
             has_loss = any(name.replace("_", "") in row.values for name in _LOSSES)
             if row.get("step") is None or (row.time_s() is None and not has_loss):
                 continue

@@ -9,6 +9,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 from gridagent.signals.lines import LINE_CHARS_MAX, unwrap
 from gridagent.signals.values import number as as_number
@@ -21,15 +22,16 @@ FIELDS: dict[str, str] = {
     "job": "job job_id slurm_job_id run run_id",
     "rank": "rank global_rank rank_id world_rank",
     "replica": "dp_rank data_parallel_rank replica replica_id replica_rank dp",
-    "step": "step iteration iter global_step train_step",
+    "step": "step iteration iter global_step train_step steps_done completed_steps current_step",
     "line": "line message msg log text",
     "by": "by actor user owner who set_by issuer",
-    "reason": "reason why comment note detail message",
+    "reason": "reason why comment note detail message msg text",
     "event": "event kind type what action",
 }
 
 _PUNCTUATION = re.compile(r"[^a-z0-9]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_CACHED_MAX = 4096
 _DEPTH_MAX = 6
 _KEYS_MAX = 20_000
 _NAMES_MAX = 4096
@@ -41,14 +43,28 @@ _KUBE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) std(?:out|e
 _BRACKET_TIME = re.compile(r"\[\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,:]\d{1,9})?\] ?")
 
 
+@lru_cache(_CACHED_MAX)  # the same few names come in every record
 def key_of(text: str) -> str:
-    """A field's name without case and punctuation."""
-    return _PUNCTUATION.sub("", text.lower())
+    """A field's name without case and punctuation; at most 200 characters count."""
+    return _PUNCTUATION.sub("", text[:200].lower())
 
 
-def words_of(text: str) -> list[str]:
-    """The words of a name: "rngDigest_saved" is rng, digest, saved."""
-    return [word for word in _PUNCTUATION.split(_CAMEL.sub(" ", text[:200]).lower()) if word]
+@lru_cache(_CACHED_MAX)
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of a name: "rngDigest_saved" is rng, digest, saved; at most 200 characters count."""
+    return tuple(word for word in _PUNCTUATION.split(_CAMEL.sub(" ", text[:200]).lower()) if word)
+
+
+def mentions(text: str, roots: str) -> bool:
+    """Does a text hold one of the roots (separated by blanks; the first letter in either case)?
+
+    A cheap look before records are taken apart: most layers have no business with most materials.
+    """
+    for root in roots.split():
+        spellings = (root[1:], root.upper()) if len(root) > 4 else (root, root.title(), root.upper())
+        if any(spelling in text for spelling in spellings):
+            return True
+    return False
 
 
 _SPELLINGS = {meaning: tuple(key_of(name) for name in names.split()) for meaning, names in FIELDS.items()}
@@ -56,7 +72,7 @@ _SPELLINGS = {meaning: tuple(key_of(name) for name in names.split()) for meaning
 
 def lines_of(text: str) -> Iterator[str]:
     """The lines of a text, each at most LINE_CHARS_MAX long, without a copy of the whole."""
-    begin = 0
+    begin = int(text.startswith("\ufeff"))
     while begin < len(text):
         end = text.find("\n", begin)
         end = len(text) if end < 0 else end
@@ -78,12 +94,12 @@ def log_lines(material: Material, *words: str) -> Iterator[str]:
 
 def bare(line: str) -> str:
     """A program's line without the wrappers of srun, torchrun, syslog and container logs."""
-    line = line[:LINE_CHARS_MAX]
+    line = line[:LINE_CHARS_MAX].lstrip(" \t")
     for _ in range(3):
         begin = line
         for pattern in (_KUBE, _LABEL, _BRACKET_TIME):
             if match := pattern.match(line):
-                line = line[match.end() :]
+                line = line[match.end() :].lstrip(" \t")
         if line[:1].isdigit() or line[:1].isupper():
             line = unwrap(line).message
         if line == begin:
@@ -150,8 +166,15 @@ class Row:
         self.record = record
         self.values: dict[str, object] = {}
         for mapping in (record, around or {}):
-            for path, value in leaves(mapping):
-                self.values.setdefault(key_of(path[-1]), value)
+            deep = False
+            for name, value in mapping.items():
+                if isinstance(value, dict):
+                    deep = True
+                else:
+                    self.values.setdefault(key_of(name), value)
+            if deep:
+                for path, value in leaves(mapping):
+                    self.values.setdefault(key_of(path[-1]), value)
         metric = self.values.get("metric")
         if isinstance(metric, str) and "value" in self.values:
             self.values.setdefault(key_of(metric), self.values["value"])
@@ -184,7 +207,11 @@ class Row:
                 if abs(t_s) >= limit:
                     return t_s / divisor
             return t_s
-        for names, factor in ((("d", "day", "days"), 86400.0), (("h", "hour", "hours"), 3600.0)):
+        for names, factor in (
+            (("d", "day", "days"), 86400.0),
+            (("h", "hour", "hours"), 3600.0),
+            (("min", "minute", "t_min"), 60.0),
+        ):
             if (amount := self.number(*names)) is not None:
                 return amount * factor
         return None
@@ -216,10 +243,13 @@ def _unwrapped(value: object) -> object:
     return value
 
 
-def rows_of(material: Material) -> Iterator[Row]:
-    """The records of a material: of JSON lines, arrays, objects around a list of objects, and CSV."""
+def rows_of(material: Material, roots: str = "") -> Iterator[Row]:
+    """The records of a material: of JSON lines, arrays, objects around a list of objects, and CSV.
+
+    With `roots` only of a material that mentions one of them.
+    """
     if looks_like_json(material.text):
-        for value in documents(material):
+        for value in documents(material) if not roots or mentions(material.text, roots) else ():
             yield from _rows(value, {}, 0)
     else:
         yield from _csv(material.text)
@@ -250,9 +280,13 @@ def _csv(text: str) -> Iterator[Row]:
             yield Row(dict(zip(heading, cells, strict=True)))
 
 
-def objects_of(materials: Iterable[Material]) -> Iterator[tuple[Material, dict[str, object]]]:
-    """The JSON objects of all materials, those in arrays too, each with its material."""
+def objects_of(
+    materials: Iterable[Material], roots: str = ""
+) -> Iterator[tuple[Material, dict[str, object]]]:
+    """The JSON objects of all materials, those in arrays too, with the material; `roots` as above."""
     for material in materials:
+        if not looks_like_json(material.text) or (roots and not mentions(material.text, roots)):
+            continue
         for value in documents(material):
             for item in value if isinstance(value, list) else (value,):
                 if isinstance(item, dict):

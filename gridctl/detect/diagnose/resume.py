@@ -50,6 +50,7 @@ _ENVIRONMENT = set(
     "PYTHONHASHSEED CUBLAS_WORKSPACE_CONFIG NVIDIA_TF32_OVERRIDE TORCH_ALLOW_TF32_CUBLAS_OVERRIDE NCCL_ALGO "
     "NCCL_PROTO CUDNN_DETERMINISTIC TF_DETERMINISTIC_OPS".split()
 )
+_ROOTS = " ".join(LOADED)
 _PHASES = ("phase", "when", "side", "moment", "stage", "source", "run", "at")
 _RANKS_MAX = 1_000_000
 _KEEP = 64
@@ -76,7 +77,7 @@ def resume(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: verification of a resumed or handed-over run."""
     pairs, waiting = _Pairs(), _Open()
     for material in materials:
-        for row in rows_of(material):
+        for row in rows_of(material, _ROOTS):
             _row(pairs, row, waiting)
     for (_, _, stem), (side, _) in waiting.items():
         pairs.alone[stem] = "loaded" if side == "saved" else "saved"
@@ -92,19 +93,22 @@ def side_of(words: Sequence[str]) -> str:
 
 def _row(pairs: _Pairs, row: Row, waiting: _Open) -> None:
     """Finds the two sides of each value, in one record or in one record for each side."""
-    phase_words = next((words for name in _PHASES if side_of(words := words_of(row.text(name)))), [])
+    phases = (words_of(row.text(name)) for name in _PHASES)
+    phase_words: tuple[str, ...] = next((words for words in phases if side_of(words)), ())
     phase = side_of(phase_words)
     sides: dict[str, dict[str, object]] = {}
     around = bool(_AROUND.intersection(phase_words))
     for path, value in leaves(row.record):
-        words = [word for name in path for word in words_of(name)]
+        words = words_of(path[0]) if len(path) == 1 else [word for name in path for word in words_of(name)]
         side = side_of(words)
         if "env" in path and str(path[-1]) in _ENVIRONMENT and not side:
             if value is None and len(pairs.unset) < _KEEP:
                 pairs.unset.append(str(path[-1]))
             continue
         around = around or bool(side and _AROUND.intersection(words))
-        stem = " ".join(word for word in words if word not in SAVED and word not in LOADED)
+        kept = [word for word in words if word not in SAVED and word not in LOADED]
+        by_rank = side and kept and kept[-1].isdecimal()  # {"saved": {"0": ..., "1": ...}, "loaded": ...}
+        stem = " ".join(kept[:-1] or ["value digest"]) + f" #{kept[-1]}" if by_rank else " ".join(kept)
         side = side or (phase if DIGESTS.intersection(words) or stem.endswith(_CURVES) else "")
         if side and stem:
             sides.setdefault(stem, {}).setdefault(side, value)
@@ -119,7 +123,17 @@ def _row(pairs: _Pairs, row: Row, waiting: _Open) -> None:
         elif len(values) == 2 and curve:
             _curve(pairs, "" if around else step, stem, values)
         elif len(values) == 2:
-            _pair(pairs, rank, stem, values)
+            stem, _, of_rank = stem.partition(" #")
+            for number_of, (saved, loaded) in enumerate(_each(values)):
+                _pair(pairs, of_rank or rank or str(number_of or ""), stem, saved, loaded)
+
+
+def _each(values: Mapping[str, object]) -> list[tuple[object, object]]:
+    """The two sides; of two lists, which are by rank, each pair of members."""
+    saved, loaded = values["saved"], values["loaded"]
+    if isinstance(saved, list) and isinstance(loaded, list) and len(saved) == len(loaded):
+        return list(zip(saved, loaded, strict=True))
+    return [(saved, loaded)]
 
 
 def _other_side(waiting: _Open, key: tuple[str, str, str], values: dict[str, object]) -> dict[str, object]:
@@ -145,9 +159,8 @@ def _curve(pairs: _Pairs, step: str, stem: str, values: Mapping[str, object]) ->
         pairs.curve = (step, stem, one, other)
 
 
-def _pair(pairs: _Pairs, rank: str, stem: str, values: Mapping[str, object]) -> None:
+def _pair(pairs: _Pairs, rank: str, stem: str, saved: object, loaded: object) -> None:
     words = set(stem.split())
-    saved, loaded = values["saved"], values["loaded"]
     if "env" in words and not any(key_of(name) in stem.replace(" ", "") for name in _ENVIRONMENT):
         return
     if not words & DIGESTS and (words & _MEASURED or suspect_of(stem) == "unknown"):

@@ -25,6 +25,7 @@ product: name gpu_name product_name modelName model
 recovery_action: gpu_recovery_action recovery_action DCGM_FI_DEV_GPU_RECOVERY_ACTION
 pstate: pstate performance_state
 util_pct: utilization.gpu util_pct gpu_util util_gpu utilization util gputl DCGM_FI_DEV_GPU_UTIL
+util_pct: utilization_pct gpu_util_pct gpu_utilization sm_util
 pcie_gen: pcie.link.gen.current pcie.link.gen.gpucurrent pcie_gen pcie_gen_current gen
 pcie_gen: DCGM_FI_DEV_PCIE_LINK_GEN
 pcie_gen_max: pcie.link.gen.max pcie.link.gen.gpumax pcie_gen_max gen_max DCGM_FI_DEV_PCIE_MAX_LINK_GEN
@@ -41,7 +42,8 @@ throttle_0x20: clocks_event_reasons.sw_thermal_slowdown clocks_throttle_reasons.
 throttle_0x20: sw_thermal_slowdown
 ecc_sbe_total: ecc.errors.corrected.volatile.total ecc.errors.corrected.volatile.dram esvtl
 ecc_sbe_total: sbe_volatile_total sbe_total ecc_sbe_total ecc_sbe sbe_volatile volatile_sbe_total
-ecc_sbe_total: DCGM_FI_DEV_ECC_SBE_VOL_TOTAL
+ecc_sbe_total: corrected_total ecc_corrected ecc_corrected_total ecc_corrected_volatile_total hbm_sbe_total
+ecc_sbe_total: ecc.errors.corrected.aggregate.total DCGM_FI_DEV_ECC_SBE_VOL_TOTAL
 ecc_dbe_total: ecc.errors.uncorrected.volatile.total ecc.errors.uncorrected.volatile.dram edvtl
 ecc_dbe_total: dbe_volatile_total dbe_total ecc_dbe_total ecc_dbe volatile_dbe_total
 ecc_dbe_total: DCGM_FI_DEV_ECC_DBE_VOL_TOTAL
@@ -72,6 +74,9 @@ _SECTIONS = {
     "fabric/state": "fabric_state",
     "fabric/status": "fabric_status",
     "fabric/clusteruuid": "fabric_cluster",
+    "health/bandwidth": "fabric_bandwidth",
+    "health/routeunhealthy": "fabric_route_unhealthy",
+    "health/incorrectconfiguration": "fabric_incorrect_configuration",
     "remappedrows/pending": "remap_pending",
     "remappedrows/remappingfailureoccurred": "remap_failed",
     "retiredpages/singlebitecc": "retired_sbe",
@@ -178,12 +183,11 @@ class Table:
     def feed(self, line: str) -> Sample | None:
         """The sample of a row; None for a heading, and for what is no row of this table."""
         cells = [cell.strip().strip('"') for cell in line.split(",", _CELLS_MAX)]
-        metrics = [metric_of(cell) for cell in cells]
-        known = {metric for metric in metrics if metric}
-        if len(known) >= 2 and known & IDENTITIES and known - IDENTITIES:
-            self._metrics = metrics
-            return None
-        if len(cells) != len(self._metrics):
+        if len(cells) != len(self._metrics) or metric_of(cells[0]):
+            metrics = [metric_of(cell) for cell in cells]
+            known = {metric for metric in metrics if metric}
+            if len(known) >= 2 and known & IDENTITIES and known - IDENTITIES:
+                self._metrics = metrics
             return None
         return sample_of((metric, cell) for metric, cell in zip(self._metrics, cells, strict=True) if metric)
 
@@ -215,7 +219,8 @@ class Sections:
 
     def feed(self, line: str) -> tuple[bool, Sample | None]:
         """Was the line one of a section, and the sample that has just ended."""
-        if begin := _Q_BEGIN.match(line):
+        begin = _Q_BEGIN.match(line) if line.startswith("GPU ") else None
+        if begin is not None:
             ended = self.end()
             self._named = [("pci", begin["pci"])]
             return True, ended
@@ -243,17 +248,21 @@ class Sections:
 def exported(line: str) -> Sample | None:
     """The sample in a line of an exporter's text format, or None."""
     match = _PROM.match(line)
-    metric = metric_of(match["name"]) if match else None
+    counted = match is not None and match["name"] == "DCGM_EXP_XID_ERRORS_COUNT"
+    metric = "xid" if counted else metric_of(match["name"]) if match else None
     if match is None or metric is None or metric in IDENTITIES:
         return None
     named: list[tuple[str, object]] = []
+    reading: object = match["value"]
     for name, value in _LABEL.findall(match["labels"]):
         known = metric_of(name)
+        if counted and known == "xid":
+            reading = value if number(match["value"]) else 0
         if known in IDENTITIES and not (known == "index" and not value.isdigit()):
             named.append((known, value))
     if match["ms"]:
         named.append(("t", int(match["ms"]) / 1000))
-    return sample_of([*named, (metric, match["value"])])
+    return sample_of([*named, (metric, reading)])
 
 
 def _index(values: Mapping[str, object]) -> int | None:

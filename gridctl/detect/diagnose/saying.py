@@ -39,11 +39,16 @@ def say(
         ),
         xid=told.xid,
         sxid=sxid,
-        pci=pci or None,
+        pci=address(pci),
         event_count=count,
         raw_lines=lines,
         events=[_safe(event) for event in events[:EVENTS_MAX]],
     )
+
+
+def address(name: str | None) -> str | None:
+    """The name of a GPU if it is an address, and no index or UUID."""
+    return name if name and ":" in name else None
 
 
 def rule(name: str, evidence: Iterable[str], more: str = "", **rest: Any) -> Diagnosis:

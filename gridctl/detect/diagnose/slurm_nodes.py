@@ -12,6 +12,7 @@ from gridctl.detect.diagnose.reading import (
     hosts_in,
     lines_of,
     looks_like_json,
+    mentions,
     ranks_in,
     rows_of,
 )
@@ -151,7 +152,7 @@ def without_stamp(text: str) -> tuple[str, str]:
 
 
 def _json(material: Material) -> Iterator[Node]:
-    if not looks_like_json(material.text):
+    if not mentions(material.text, "state") or not looks_like_json(material.text):
         return
     described = False
     for document in documents(material):
@@ -256,13 +257,15 @@ def _columns(head: list[str], line: str) -> Iterator[Node]:
 
 def _pair(line: str) -> Node | None:
     """A name and a state in either order, separated by a bar, a comma or blanks."""
-    cells = [cell.strip() for cell in re.split(r"\s*[|,;]\s*|\s+", line.strip()) if cell.strip()]
-    if len(cells) != 2:
+    bars = [cell.strip() for cell in line.split("|")]
+    cells = bars if len(bars) > 1 else [cell for cell in re.split(r"\s*[,;]\s*|\s+", line.strip()) if cell]
+    if len(cells) != 2 and len(bars) < 2:
         return None
-    for name, text in (cells, reversed(cells)):
+    reason, user = without_stamp(cells[2] if len(cells) > 2 else "")
+    for name, text in ((cells[0], cells[1]), (cells[1], cells[0])):
         state = parse_state(text)
         if state is not None and _NODE_NAME.fullmatch(name) and parse_state(name) is None:
-            return Node(name=name, state=state, source="sinfo")
+            return Node(name=name, state=state, reason=reason, user=user, source="sinfo")
     return None
 
 

@@ -8,27 +8,15 @@ from gridctl.detect.diagnose.reading import field, key_of, objects_of, words_of
 from gridctl.detect.diagnose.ruling import rule_says
 from gridctl.model.diagnosis import Diagnosis, Material
 
-_QUARANTINE = {
-    "quarantine",
-    "quarantined",
-    "blocklist",
-    "blacklist",
-    "denylist",
-    "rma",
-    "returned",
-    "banned",
-    "lemons",
-}
-_CANDIDATE = {
-    "candidate",
-    "candidates",
-    "spare",
-    "spares",
-    "replacement",
-    "replacements",
-    "offered",
-    "incoming",
-}
+_QUARANTINE = set(
+    "quarantine quarantined blocklist blacklist denylist rma returned banned lemons excluded faulty "
+    "defective retired rejected decommissioned condemned".split()
+)
+_CANDIDATE = set(
+    "candidate candidates spare spares replacement replacements offered incoming delivered proposed "
+    "new".split()
+)
+_ROOTS = " ".join(_QUARANTINE | _CANDIDATE) + " serial uuid sn tag guid"
 _IDENTITY = re.compile(r"serial|uuid|assettag|servicetag|boardid|chassisid|guid$|^sn$|machineid")
 #: What firmware gives where nobody has written a number.
 _EMPTY = re.compile(
@@ -46,7 +34,7 @@ def spares(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     sent_away: dict[str, str] = {}
     offered: dict[str, str] = {}
     asked = listed = told = False
-    for material, document in objects_of(materials):
+    for material, document in objects_of(materials, _ROOTS):
         file = set(words_of(material.name[-200:].rpartition("/")[2]))
         role = _role(document)
         for name, part in _parts(document, role, file):

@@ -29,7 +29,7 @@ class Switches:
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._found: dict[tuple[str, str], _Found] = {}
+        self._found: dict[str, dict[str, _Found]] = {}  #: node -> rule -> what was found
         self._headlines: set[tuple[str, str, int]] = set()
 
     def take(self, host: str, when: When, error: SwitchError, message: str) -> None:
@@ -41,7 +41,9 @@ class Switches:
             return
         if not dump and len(self._headlines) < _EVENTS_MAX:
             self._headlines.add(key)
-        found = self._found.setdefault((host, name), _Found(error))
+        if host not in self._found and len(self._found) >= _EVENTS_MAX:
+            return
+        found = self._found.setdefault(host, {}).setdefault(name, _Found(error))
         found.lines += 1
         if len(found.times) < _EVENTS_MAX:
             found.times.append(when)
@@ -54,12 +56,11 @@ class Switches:
 
     def reboot(self, host: str) -> None:
         """What was before the boot is history."""
-        for key in [key for key in self._found if key[0] == host]:
-            del self._found[key]
+        self._found.pop(host, None)
 
     def findings(self, suspect: str) -> Iterator[Diagnosis]:
         """`suspect`: address of a GPU that no tool reaches, or "": it is what a fatal error has hit."""
-        for (_, name), found in self._found.items():
+        for name, found in [item for rules in self._found.values() for item in rules.items()]:
             fatal = hardware().rules[name].preempt == "yes"
             count = clusters(found.times, self._window_s) if fatal else len(found.events)
             pci = (suspect if fatal else "") or found.first.pci

@@ -20,15 +20,24 @@ _WHOLE = (
     (re.compile(r"Failed to initialize NVML: Driver/library version mismatch"), "smi.mismatch"),
     (re.compile(r"Failed to initialize NVML: (?:Driver Not Loaded|Unknown Error|Timeout)"), "smi.no_driver"),
     (re.compile(r"No devices were found"), "smi.no_devices"),
+    (re.compile(r"WARNING: infoROM is corrupted at gpu"), "smi.inforom"),
+    (re.compile(r"\|\s{0,4}Overall Health\s{0,30}[|:]\s{0,4}(?:Failure|Warning)\b"), "dcgm.unhealthy"),
+)
+_LISTED = re.compile(r"GPU (?P<index>\d{1,3}): .{1,100}? \(UUID")
+_SLOT = re.compile(
+    r"(?P<pci>(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (?:3D|VGA compatible) controller"
+    r"(?: \[[0-9a-f]{4}\])?: NVIDIA.{0,120}?(?: \(rev (?P<rev>[0-9a-f]{2})\))?\s*$"
 )
 _ROW = re.compile(r"\|\s{1,4}(?P<index>\d{1,3})\s.{1,60}\|\s{0,4}(?P<pci>[0-9A-Fa-f]{8}:[0-9A-Fa-f:.]{7})\s")
 _ERR = re.compile(r"\|.{0,60}\bERR!")
-WORDS = (
+_WORDS = (
     "Unable to determine",
-    "NVIDIA-SMI has failed",
-    "Failed to initialize NVML",
-    "No devices were found",
+    "NVIDIA-SMI has",
+    "Failed to init",
+    "No devices",
+    "WARNING: info",
     "|",
+    "GPU ",
 )
 _FEW = 64
 
@@ -41,12 +50,17 @@ class Tools:
         self.no_handle: dict[str, str] = {}
         self.whole: dict[str, str] = {}  #: rule -> the line
         self.errors: dict[str, str] = {}
+        self.listed: set[str] = set()  #: GPUs that the driver lists
+        self.slots: dict[str, str] = {}  #: GPUs that the bus lists -> revision
         self._row = ""
 
     def feed(self, line: str) -> bool:
         """One line; False if it says nothing of this kind."""
-        if not line.startswith(WORDS):
-            return False
+        if not line.startswith(_WORDS):
+            return self._slot(line)
+        if (listed := _LISTED.match(line)) and len(self.listed) < _FEW:
+            self.listed.add(listed["index"])
+            return False  # the fabric wants to know, too
         if match := _HANDLE.match(line):
             pci = canonical_pci(match["pci"])
             told = self.lost if "is lost" in match["why"] else self.no_handle
@@ -63,6 +77,14 @@ class Tools:
             self.errors[self._row] = clean(line)
         return line.startswith("|")
 
+    def _slot(self, line: str) -> bool:
+        match = _SLOT.match(line) if "NVIDIA" in line else None
+        if match is None or len(self.slots) >= _FEW:
+            return False
+        pci = match["pci"] if match["pci"].count(":") > 1 else f"0000:{match['pci']}"
+        self.slots[pci] = match["rev"] or ""
+        return True
+
     @property
     def suspect(self) -> str:
         """The address of a GPU that no tool reaches, "" if there is none."""
@@ -74,6 +96,16 @@ class Tools:
             yield self._of_gpus("smi.lost", self.lost)
         if self.no_handle and not explained and not any(incidents.get(pci) for pci in self.no_handle):
             yield self._of_gpus("smi.no_handle", self.no_handle)
+        gone = {
+            pci: "the bus reads all ones from it (rev ff)" for pci, rev in self.slots.items() if rev == "ff"
+        }
+        if gone and not any(incidents.get(pci) for pci in gone):
+            yield self._of_gpus("smi.rev_ff", gone)
+        elif self.listed and len(self.listed) < len(self.slots) and not explained and not incidents:
+            seen = f"the bus lists {len(self.slots)} GPUs, the driver {len(self.listed)}"
+            yield rule(
+                "smi.gpus_missing", [seen], events=[{"seen": len(self.listed), "want": len(self.slots)}]
+            )
         for name, line in self.whole.items():
             yield rule(name, [line])
         if self.errors:

@@ -55,6 +55,10 @@ class _Rank(msgspec.Struct):
     completed: int = -1
     op: tuple[str, str, str] = ("", "", "")  #: sequence number, type, elements
 
+    def counters(self) -> tuple[int, int, int]:
+        """What tells who is behind, the surest first."""
+        return self.enqueued, self.completed, int(self.op[0]) if self.op[0].isdecimal() else -1
+
 
 class Watch(msgspec.Struct):
     """What the watchdogs of all ranks told."""
@@ -174,7 +178,7 @@ def _behind(watch: Watch) -> list[dict[str, Any]]:
     """The ranks that are behind in most of the groups, with how far they are."""
     found: dict[int, list[dict[str, Any]]] = {}
     for ranks in watch.groups.values():
-        for rank in behind_of({rank: (known.enqueued, known.completed) for rank, known in ranks.items()}):
+        for rank in behind_of({rank: known.counters() for rank, known in ranks.items()}):
             at = {"last_enqueued": ranks[rank].enqueued, "last_completed": ranks[rank].completed}
             found.setdefault(rank, []).append({"rank": rank, **at})
     most = max((len(groups) for groups in found.values()), default=0)
