@@ -169,6 +169,13 @@ def test_near_misses_of_a_hang() -> None:
     assert run(10, 10) == []
 
 
+def test_a_restart_and_an_end_are_no_hang() -> None:
+    assert brief(run(*GOING, 20, 25, 30, 35, 38, 39, 40)) == [WELL]
+    assert brief(run(*GOING, *[40] * 6, util_pct_mean=0)) == [WELL]
+    ranks = [{"t": 10 * n, "job": "a", "rank": n % 2, "step": 50 + n // 2 - n % 2} for n in range(40)]
+    assert brief(list(progress(lines(*ranks)))) == [WELL]
+
+
 def test_a_hang_with_errors_of_hardware_is_not_silent() -> None:
     rows = [
         {
@@ -274,6 +281,14 @@ def test_no_telemetry_makes_these_layers_raise(rows: list[dict[str, Any]]) -> No
         for layer in (fleet, progress, spares):
             for one in layer(materials):
                 assert one.why.evidence
+
+
+HUNG = [{"t": 30 * n, "step": min(n, 5), "power_w": 600 if n < 6 else 200, "util": 99} for n in range(14)]
+
+
+@given(st.permutations(HUNG))
+def test_the_order_of_records_changes_nothing(rows: list[dict[str, Any]]) -> None:
+    assert brief(list(progress(lines(*rows)))) == [HANG]
 
 
 @given(st.permutations([*domain(4), *domain(1, 300.0, "b"), *domain(2, 500.0, "c")]))

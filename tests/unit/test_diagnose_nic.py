@@ -240,6 +240,12 @@ def test_links_of_gpus_and_jobs_are_no_ports() -> None:
     assert of_rows({"t": 0, "job": "7", "state": "down"}) == []
 
 
+@given(st.permutations([{"t": 20 * n, "hca": "x", "link_downed": n // 3} for n in range(9)]))
+def test_the_order_of_readings_changes_nothing(rows: list[dict[str, Any]]) -> None:
+    found = of_rows(*rows)
+    assert (brief(found), found[0].events[0]["flaps"]) == ([OBSERVE], 2)
+
+
 def test_a_storm_of_readings_keeps_little() -> None:
     rows = [{"t": n, "hca": "mlx5_0", "link_downed": n} for n in range(5000)]
     found = of_rows(*rows)

@@ -89,7 +89,8 @@ class KernelLogs:
             else:
                 self.machine.take(host, when, told, message)
         elif pcie := pcie_line(message):
-            lost = pcie.severity not in ("", "corrected") and self.incidents.lost_lately(host, "", when)
+            grave = pcie.severity in ("nonfatal", "fatal") or pcie.says == "unrecoverable"
+            lost = grave and self.incidents.lost_lately(host, "", when)
             self.pcie.take(host, when, pcie, message, lost)
         else:
             return self._driver(host, when, message, record.repeats)

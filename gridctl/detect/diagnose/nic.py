@@ -12,7 +12,7 @@ import msgspec
 
 from gridagent.signals.values import number
 from gridctl.detect.diagnose.nic_text import read_text
-from gridctl.detect.diagnose.reading import Row, key_of, rows_of
+from gridctl.detect.diagnose.reading import Row, key_of, rows_in_order
 from gridctl.detect.diagnose.ruling import limits, rule_says
 from gridctl.model.diagnosis import Diagnosis, Material
 
@@ -147,9 +147,9 @@ class Port(msgspec.Struct):
 def nic(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: port counters and states as telemetry or as text."""
     ports: dict[tuple[str, str, str], Port] = {}
+    for row in rows_in_order(materials, _ROOTS):
+        _row(ports, row)
     for material in materials:
-        for row in rows_of(material, _ROOTS):
-            _row(ports, row)
         for place, counters, up in read_text(material.text):
             _feed(ports, place, None, {n: v for n, v in counters.items() if _meaning(n)}, up)
     yield from _judged(ports)

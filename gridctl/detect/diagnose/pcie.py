@@ -68,7 +68,7 @@ class Pcie:
             device.port = line.pci
         if line.severity:
             self._count(device, when, line)
-            device.explained = device.explained or after_loss
+        device.explained = device.explained or after_loss
         if line.error and (line.error in device.names or len(device.names) < 16):
             device.names[line.error] = device.names.get(line.error, 0) + 1
         if line.says in ("unrecoverable", "failed", "recovered") and device.outcome != "unrecoverable":

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gridctl.detect.diagnose.reading import Row, log_lines, rows_of
+from gridctl.detect.diagnose.reading import Row, log_lines, rows_in_order
 from gridctl.detect.diagnose.ruling import limits, rule_says
 from gridctl.model.diagnosis import Diagnosis, Material
 
@@ -79,6 +79,7 @@ class Job(msgspec.Struct):
 
     job: str
     step: float = -1.0
+    lower: float | None = None  #: the last step, where it was below: two that rise are a restart
     moved_s: float | None = None  #: when the step last rose
     first_s: float | None = None
     last_s: float | None = None
@@ -109,7 +110,9 @@ class Job(msgspec.Struct):
         self.first_s = t_s if self.first_s is None else self.first_s
         self.last_s = t_s
         self.versions = self.versions or next((f"{n} {row.text(n)}" for n in _VERSIONS if row.text(n)), "")
-        if step > self.step:
+        went_back = self.lower is not None and self.lower < step < self.step
+        self.lower = step if step < self.step else None
+        if step > self.step or went_back:
             if self.moved_s is not None:
                 self.longest_s = max(self.longest_s, t_s - self.moved_s)
             self.step, self.moved_s = step, t_s
@@ -153,14 +156,14 @@ class Job(msgspec.Struct):
 def progress(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: telemetry of training jobs."""
     jobs: dict[str, Job] = {}
+    for row in rows_in_order(materials, "step iter"):
+        has_loss = any(name.replace("_", "") in row.values for name in _LOSSES)
+        if row.get("step") is None or (row.time_s() is None and not has_loss):
+            continue
+        name = row.text("job")
+        if name in jobs or len(jobs) < _JOBS_MAX:
+            jobs.setdefault(name, Job(name)).feed(row)
     for material in materials:
-        for row in rows_of(material, "step iter"):
-            has_loss = any(name.replace("_", "") in row.values for name in _LOSSES)
-            if row.get("step") is None or (row.time_s() is None and not has_loss):
-                continue
-            name = row.text("job")
-            if name in jobs or len(jobs) < _JOBS_MAX:
-                jobs.setdefault(name, Job(name)).feed(row)
         _log(jobs, material)
     well = []
     for job in jobs.values():
@@ -198,11 +201,18 @@ def _hang(job: Job) -> Diagnosis | None:
     if job.readings < 3 or still_s < limit["steps"] * usual_s:
         return None
     before_w, now_w = job.power_w.value(), job.still_power_w.value()
-    fell = before_w is not None and now_w is not None and now_w <= before_w * (1 - limit["power_fall_min"])
+    util_pct = job.still_util_pct.value()
+    fell = util_pct is None or util_pct >= limit["util_min_pct"]  # else it is idle: it may have ended
+    fell = (
+        fell
+        and before_w is not None
+        and now_w is not None
+        and now_w <= before_w * (1 - limit["power_fall_min"])
+    )
     if not fell and still_s < limit["alone_s"]:
         return None
     what = [f"job {job.job or '-'} stands at step {job.step:g} for {still_s:g} s"]
-    util = _known(job.still_util_pct.value())
+    util = _known(util_pct)
     what.append(f"power went from {_known(before_w)} to {_known(now_w)} W, utilisation {util} %")
     counted = (
         f"{job.errors:g} errors of hardware reported" if job.counted else "errors of hardware are not known"

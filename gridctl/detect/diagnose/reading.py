@@ -6,10 +6,12 @@ case and punctuation ("linkDowned", "link_downed" and "Link-Downed" are one). No
 """
 
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 
 from gridagent.signals.lines import LINE_CHARS_MAX, unwrap
 from gridagent.signals.values import number as as_number
@@ -35,6 +37,7 @@ _CACHED_MAX = 4096
 _DEPTH_MAX = 6
 _KEYS_MAX = 20_000
 _NAMES_MAX = 4096
+_SORTED_MAX = 16_384
 _RANKS = re.compile(r"\d{1,7}(?: ?(?:-|\.\.) ?\d{1,7})?")
 _LABEL = re.compile(r"(?:\d{1,6}: ?|\[[a-z]{4,8} ?\d{1,6}\]: ?)(?=\S)")
 _JSON_BEGIN = re.compile(r"[\ufeff \t]*(?:\{\s*(?:[\"}]|$)|\[\s*(?:[{\[\"\]]|$))")
@@ -253,6 +256,23 @@ def rows_of(material: Material, roots: str = "") -> Iterator[Row]:
             yield from _rows(value, {}, 0)
     else:
         yield from _csv(material.text)
+
+
+def rows_in_order(materials: Iterable[Material], roots: str = "") -> Iterator[Row]:
+    """The records of all materials in the order of their times, those of one time as they stand.
+
+    Records without a time stay where they are, before all others. Of very many the rest is not sorted.
+    """
+    rows = (row for material in materials for row in rows_of(material, roots))
+    first = list(islice(rows, _SORTED_MAX))
+    times = [row.time_s() for row in first]
+    yield from (
+        row
+        for _, row in sorted(
+            zip(times, first, strict=True), key=lambda one: -math.inf if one[0] is None else one[0]
+        )
+    )
+    yield from rows
 
 
 def _rows(value: object, around: Mapping[str, object], depth: int) -> Iterator[Row]:

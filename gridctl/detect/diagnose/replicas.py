@@ -10,6 +10,7 @@ from gridctl.model.diagnosis import Diagnosis, Material
 
 #: What all replicas have alike. Random state and shards of an optimizer are each rank's own.
 _REPLICATED = set("param params parameter parameters weight weights model master buffer buffers".split())
+_CHECKS = DIGESTS - {"state", "offset", "counter"}
 #: What each rank has for itself.
 _OWN = set(
     "rng random seed philox generator optim optimizer adam data loader sampler shard offset counter".split()
@@ -17,7 +18,7 @@ _OWN = set(
 _RANK_NAME = re.compile(r"(?:(?:dp|rank|replica|gpu)[_ -]?)?(\d{1,7})", re.IGNORECASE)
 #: Other coordinates of a rank, or parts of a model: compared is only what has them in common.
 _PLACES = ("tp_rank", "pp_rank", "ep_rank", "cp_rank", "shard", "stage", "layer", "bucket", "tensor", "name")
-_ROOTS = " ".join(DIGESTS)
+_ROOTS = " ".join(_CHECKS)
 _KEYS_MAX = 1_000_000
 #: (step, places ..., what, kind of rank) -> value -> ranks
 _Values = dict[tuple[str, ...], dict[str, list[str]]]
@@ -40,7 +41,7 @@ def _row(values: _Values, row: Row) -> None:
     place = [row.text("step"), *(row.text(name) for name in _PLACES)]
     for path, value in leaves(row.record):
         words = {word for name in path for word in words_of(name)}
-        if not words & DIGESTS or words & (SAVED | LOADED | _OWN) or value is None:
+        if not words & _CHECKS or words & (SAVED | LOADED | _OWN) or value is None:
             continue
         sure = "replica" if replica and words & _REPLICATED else "rank" if words & _REPLICATED else "guess"
         if isinstance(value, list):  # by rank

@@ -7,12 +7,11 @@ makes a lemon; one failed job does not.
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import msgspec
 
-from gridctl.detect.diagnose.reading import Row, rows_of, words_of
+from gridctl.detect.diagnose.reading import Row, rows_in_order, words_of
 from gridctl.detect.diagnose.ruling import limits, rule_says
 from gridctl.model.diagnosis import Diagnosis, Material
 
@@ -77,7 +76,6 @@ _PLANNED = {"maintenance", "upgrade", "patch", "patching", "firmware", "planned"
 #: What ends a job by somebody's will or by its own limits.
 _OWN_SIGNALS = {2, 9, 15}
 _NODES_MAX = 65_536
-_SORTED_MAX = 65_536
 _HOLDS_MAX = 64
 
 
@@ -98,33 +96,15 @@ class _Node(msgspec.Struct):
 def slurm_events(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: histories of drains, resumes, checks and failed jobs."""
     nodes: dict[str, _Node] = {}
-    for row, verb in _in_order(materials):
-        name = row.text("host")
-        if name in nodes or len(nodes) < _NODES_MAX:
+    for row in rows_in_order(materials, _ROOTS):
+        name, verb = row.text("host"), _verb(row)
+        if name and verb and (name in nodes or len(nodes) < _NODES_MAX):
             _feed(nodes.setdefault(name, _Node(name)), row, verb)
     yield from _lemons(nodes)
     for node in nodes.values():
         people = [owner for owner, (_, monitor) in node.holds.items() if not monitor]
         if node.released_others or (people and node.looked):
             yield _ownership(node, people)
-
-
-def _in_order(materials: Sequence[Material]) -> Iterator[tuple[Row, str]]:
-    """Records in the order of their times, where all have one; of very many the rest comes as it stands."""
-    records = (
-        (row, verb)
-        for material in materials
-        for row in rows_of(material, _ROOTS)
-        if row.text("host") and (verb := _verb(row))
-    )
-    first = list(islice(records, _SORTED_MAX))
-    times = [row.time_s() for row, _ in first]
-    if None not in times:
-        first = [
-            record for _, record in sorted(zip(times, first, strict=True), key=lambda one: one[0] or 0.0)
-        ]
-    yield from first
-    yield from records
 
 
 def _verb(row: Row) -> str:
