@@ -114,6 +114,29 @@ def test_a_gpu_that_left_the_bus_in_three_boots_is_quarantined_in_one_it_is_not(
     assert brief(log(other, boot, lost)) == [("gpu_lost", 79, "0000:a4:00.0", REBOOT, True, 1)]
 
 
+def test_a_gpu_that_is_lost_again_hours_later_has_been_back() -> None:
+    again = [xid(79, "GPU has fallen off the bus.", 10.0 + 20_000 * n) for n in range(3)]
+    assert brief(log(*again)) == [("gpu_lost", 79, f"{A}.0", "quarantine", True, 3)]
+    said_again = [xid(79, "GPU has fallen off the bus.", 10.0 + 600 * n) for n in range(3)]
+    assert brief(log(*said_again)) == [("gpu_lost", 79, f"{A}.0", REBOOT, True, 1)]
+
+
+def test_a_gpu_that_is_not_supported_is_not_lost() -> None:
+    pieces = [
+        "NVRM: The NVIDIA GPU {}",
+        "NVRM: installed in this system is not supported by the",
+        "NVRM: NVIDIA x driver",
+    ]
+    lost = [
+        "NVRM: The NVIDIA GPU {}",
+        "NVRM: installed in this system has",
+        "NVRM: fallen off the bus and is not responding",
+    ]
+    lines = [f"[ 5.0] {piece.format('0000:01:00.0')}" for piece in pieces]
+    lines += [f"[ 6.0] {piece.format('0000:02:00.0')}" for piece in lost]
+    assert brief(log(*lines)) == [("gpu_lost", None, "0000:02:00.0", REBOOT, True, 1)]
+
+
 def test_what_was_before_the_boot_is_history() -> None:
     lost = "Apr  6 10:11:02 n1 kernel: NVRM: Xid (PCI:0000:a4:00): 79, pid=1, name=a, GPU is off the bus."
     for boot in (
@@ -145,6 +168,18 @@ def test_memory_errors_are_judged_by_the_past_of_the_gpu() -> None:
     identity = "[ 9.0] NVRM: GPU at PCI:0000:6d:00: GPU-00000000-1111-4222-8333-444444444444"
     by_uuid = past.replace('"pci": "0000:6D:00.0"', '"uuid": "GPU-00000000-1111-4222-8333-444444444444"')
     assert brief(diagnosed(f"{identity}\n{log_text}", by_uuid))[0][3] == "replace_gpu"
+
+
+@pytest.mark.parametrize(
+    "past",
+    [
+        '{"pci": "0000:6d:00.0", "history": [63, 94]}',
+        '{"pci": "0000:6d:00.0", "previous_xids": {"63": 1, "48": 2}}',
+        '{"previous": [{"xid": 63, "age_days": 1}, {"xid": 63, "age_days": 2}]}',
+    ],
+)
+def test_pasts_are_told_in_many_ways(past: str) -> None:
+    assert diagnosed(xid(48, "DBE"), past)[0].action == "replace_gpu"
 
 
 def test_a_row_that_goes_bad_just_after_a_boot_counts() -> None:
