@@ -32,7 +32,7 @@ ADVICE = "GPU recovery action changed from 0x0 (None) to 0x{} (x)"
 
 def test_first_cause_wins_and_the_last_word_advises() -> None:
     (found,) = log(
-        xid(62, "2027f6be 00007ac8"),
+        xid(62, "20aa11fe 00001c20"),
         *(xid(45, f"Ch {n:08x}", 10.1) for n in range(5)),
         xid(119, "Timeout after 6s of waiting for RPC response", 16.0),
         xid(154, ADVICE.format(1), 16.1),
@@ -58,7 +58,7 @@ def test_a_teardown_flood_is_one_event_a_process_and_moves_nobody() -> None:
 
 def test_the_same_teardown_on_many_nodes_at_once_is_one_event() -> None:
     lines = [
-        f"Jun  2 04:31:{n % 30:02d} n{n:02d} kernel: NVRM: Xid (PCI:{A}): 45, pid={n}, name=a, Ch 1"
+        f"Jul  9 22:14:{n % 30:02d} n{n:02d} kernel: NVRM: Xid (PCI:{A}): 45, pid={n}, name=a, Ch 1"
         for n in range(60)
     ]
     (found,) = log(*lines)
@@ -104,8 +104,8 @@ def test_a_number_without_a_meaning_is_reported_and_moves_nobody() -> None:
 
 
 def test_a_gpu_that_left_the_bus_in_three_boots_is_quarantined_in_one_it_is_not() -> None:
-    lost = "Apr  6 10:11:02 n1 kernel: NVRM: Xid (PCI:0000:a4:00): 79, pid=1, name=a, GPU is off the bus."
-    boot = "Apr  6 12:00:00 n1 kernel: Linux version 6.8.0"
+    lost = "May  3 09:27:41 n1 kernel: NVRM: Xid (PCI:0000:a4:00): 79, pid=1, name=a, GPU is off the bus."
+    boot = "May  3 11:00:00 n1 kernel: Linux version 6.8.0"
     assert brief(log(lost, boot, lost, boot, lost)) == [
         ("gpu_lost", 79, "0000:a4:00.0", "quarantine", True, 3)
     ]
@@ -114,15 +114,38 @@ def test_a_gpu_that_left_the_bus_in_three_boots_is_quarantined_in_one_it_is_not(
     assert brief(log(other, boot, lost)) == [("gpu_lost", 79, "0000:a4:00.0", REBOOT, True, 1)]
 
 
+def test_a_gpu_that_is_lost_again_hours_later_has_been_back() -> None:
+    again = [xid(79, "GPU has fallen off the bus.", 10.0 + 20_000 * n) for n in range(3)]
+    assert brief(log(*again)) == [("gpu_lost", 79, f"{A}.0", "quarantine", True, 3)]
+    said_again = [xid(79, "GPU has fallen off the bus.", 10.0 + 600 * n) for n in range(3)]
+    assert brief(log(*said_again)) == [("gpu_lost", 79, f"{A}.0", REBOOT, True, 1)]
+
+
+def test_a_gpu_that_is_not_supported_is_not_lost() -> None:
+    pieces = [
+        "NVRM: The NVIDIA GPU {}",
+        "NVRM: installed in this system is not supported by the",
+        "NVRM: NVIDIA x driver",
+    ]
+    lost = [
+        "NVRM: The NVIDIA GPU {}",
+        "NVRM: installed in this system has",
+        "NVRM: fallen off the bus and is not responding",
+    ]
+    lines = [f"[ 5.0] {piece.format('0000:01:00.0')}" for piece in pieces]
+    lines += [f"[ 6.0] {piece.format('0000:02:00.0')}" for piece in lost]
+    assert brief(log(*lines)) == [("gpu_lost", None, "0000:02:00.0", REBOOT, True, 1)]
+
+
 def test_what_was_before_the_boot_is_history() -> None:
-    lost = "Apr  6 10:11:02 n1 kernel: NVRM: Xid (PCI:0000:a4:00): 79, pid=1, name=a, GPU is off the bus."
+    lost = "May  3 09:27:41 n1 kernel: NVRM: Xid (PCI:0000:a4:00): 79, pid=1, name=a, GPU is off the bus."
     for boot in (
-        "Apr  7 12:00:00 n1 kernel: Linux version 6.8.0",
+        "May  4 12:00:00 n1 kernel: Linux version 6.8.0",
         "-- Boot 0123456789abcdef0123456789abcdef --",
     ):
         (found,) = log(lost, boot)
         assert (found.kind, found.action, found.fault, found.event_count) == ("none", "none", "monitor", 0)
-    later = "Apr  7 12:00:00 n1 kernel: [    3.100000] NVRM: Xid (PCI:0000:a5:00): 31, pid=1, name=a, Ch 8"
+    later = "May  4 12:00:00 n1 kernel: [    3.100000] NVRM: Xid (PCI:0000:a5:00): 31, pid=1, name=a, Ch 8"
     earlier = lost.replace("kernel: ", "kernel: [ 5000.000000] ")
     assert [d.kind for d in log(earlier, later)] == ["mmu_fault"], "uptime goes back at boots only"
 
@@ -145,6 +168,18 @@ def test_memory_errors_are_judged_by_the_past_of_the_gpu() -> None:
     identity = "[ 9.0] NVRM: GPU at PCI:0000:6d:00: GPU-00000000-1111-4222-8333-444444444444"
     by_uuid = past.replace('"pci": "0000:6D:00.0"', '"uuid": "GPU-00000000-1111-4222-8333-444444444444"')
     assert brief(diagnosed(f"{identity}\n{log_text}", by_uuid))[0][3] == "replace_gpu"
+
+
+@pytest.mark.parametrize(
+    "past",
+    [
+        '{"pci": "0000:6d:00.0", "history": [63, 94]}',
+        '{"pci": "0000:6d:00.0", "previous_xids": {"63": 1, "48": 2}}',
+        '{"previous": [{"xid": 63, "age_days": 1}, {"xid": 63, "age_days": 2}]}',
+    ],
+)
+def test_pasts_are_told_in_many_ways(past: str) -> None:
+    assert diagnosed(xid(48, "DBE"), past)[0].action == "replace_gpu"
 
 
 def test_a_row_that_goes_bad_just_after_a_boot_counts() -> None:
@@ -410,7 +445,7 @@ def test_heat_is_one_event_a_time_whatever_the_number_of_cores() -> None:
             REBOOT,
             True,
         ),
-        ("NVRM: GPU 0000:6d:00.0: RmInitAdapter failed! (0x24:0x72:1568)", "gpu_init_failure", REBOOT, True),
+        ("NVRM: GPU 0000:6d:00.0: RmInitAdapter failed! (0x23:0x65:1401)", "gpu_init_failure", REBOOT, True),
         (
             "mlx5_core 0000:41:00.1: x: Detected insufficient power on the PCIe slot (26W).",
             "nic_slot_power",

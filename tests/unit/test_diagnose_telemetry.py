@@ -31,6 +31,27 @@ def test_a_recovery_that_the_driver_asks_for_whatever_the_order_of_columns() -> 
     assert (found.action, found.preempt_job) == ("manual_review", False)
 
 
+@pytest.mark.parametrize("parted_by", [",", ";", "\t", " , "])
+def test_tables_are_parted_by_what_they_are_parted_by(parted_by: str) -> None:
+    rows = ("index,gpu_recovery_action", "7,Node Reboot Required", "2,None")
+    text = "\n".join(row.replace(",", parted_by) for row in rows)
+    assert [(d.action, [e["index"] for e in d.events]) for d in diagnosed(text)] == [(REBOOT, [7])]
+
+
+def test_records_in_a_document() -> None:
+    assert [d.kind for d in diagnosed('{"kind": "gap", "records": 70}')] == ["missing_data"]
+    gpus = '{"index": 0, "gpu_recovery_action": "None"}, {"index": 5, "gpu_recovery_action": 2}'
+    document = f'{{"node": "n1", "gpus": [{gpus}]}}'
+    assert [(d.action, [(e["index"], e["node"]) for e in d.events]) for d in diagnosed(document)] == [
+        (REBOOT, [(5, "n1")])
+    ]
+    journal = (
+        '{"MESSAGE": "NVRM: Xid (PCI:0000:6d:00): 79, x", "_HOSTNAME": "n1", "SYSLOG_IDENTIFIER": "kernel"}'
+    )
+    assert [d.kind for d in diagnosed(journal)] == ["gpu_lost"]
+    assert [d.kind for d in diagnosed(journal.replace('"kernel"', '"trainer"'))] == []
+
+
 def test_not_supported_is_neither_healthy_nor_broken() -> None:
     found = diagnosed(f"{HEAD}\n00000000:6D:00.0, 4, [N/A]\n")
     assert [(d.kind, d.severity) for d in found] == [("none", "info"), ("nvml_values", "info")]

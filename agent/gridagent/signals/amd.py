@@ -24,7 +24,10 @@ _FORMS = (
         "init_failed",
         re.compile(r"Fatal error during GPU init|(?:GPU )?init(?:ialization)? failed|probe .{0,60}failed"),
     ),
-    ("reset_failed", re.compile(r"GPU (?:reset|recovery) (?:failed|end with ret = -)|GPU Recovery Failed")),
+    (
+        "reset_failed",
+        re.compile(r"(?:ASIC|GPU) (?:reset|recovery) (?:failed|end with ret = -)|GPU Recovery Failed"),
+    ),
     ("reset", re.compile(r"GPU reset(?:\(\d{1,6}\))? (?:begin|succeeded)|GPU mode[12] reset")),
     ("hang", re.compile(r"ring \S{1,40} timeout")),
 )

@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-_BOOT = re.compile(r"Linux version \d|-- (?:Reboot|Boot [0-9a-f]{8,32}) ?-*")
+_BOOT = re.compile(r"Linux version \d|Command line: BOOT_IMAGE=|-- (?:Reboot|Boot [0-9a-f]{8,32}) ?-*")
 _EDAC = re.compile(
     r"EDAC (?:\S{1,20} )?MC(?P<mc>\d{1,3}): (?P<count>\d{1,12}) (?P<kind>CE|UE) (?P<rest>.{0,600})", re.DOTALL
 )

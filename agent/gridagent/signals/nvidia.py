@@ -39,6 +39,7 @@ _LOST_BEGIN = re.compile(r"NVRM: The NVIDIA GPU (?P<pci>[0-9A-Fa-f:.]{7,20})")
 _LOST_END = re.compile(
     r"\s*(?:NVRM: )?(?:installed in this system has )?fallen off the bus and is not responding"
 )
+_LOST_NOT = re.compile(r"NVRM: (?:\(PCI ID: [0-9a-f:]{9}\) )?installed in this system (?!has)")
 _LOST_ANYWHERE = re.compile(r"\bhas\s+fallen off the bus and is not responding")
 _INIT_FAILED = re.compile(
     r"NVRM: GPU (?P<pci>[0-9A-Fa-f:.]{7,20}): (?:RmInitAdapter failed|rm_init_adapter failed)"
@@ -153,19 +154,15 @@ class KernelParser:
 
     def feed(self, line: str) -> list[Event]:
         """Events of one log line in any known wrapper; [] for everything else, whatever it contains."""
+        if any(word in line for word in _INTERESTING) and (record := unwrap(line)).kernel:
+            return self.take(record.message)
         self._lines += 1
-        if not any(word in line for word in _INTERESTING):
-            return []
-        record = unwrap(line)
-        return self.take(record.message) if record.kernel else []
+        return []
 
     def take(self, message: str) -> list[Event]:
         """Events of a message whose wrapper is off and that the kernel wrote."""
-        return [event for part in message.split("\n") if (event := self._message(part)) is not None]
-
-    def pause(self) -> None:
-        """Another record has come, which was not for this parser."""
         self._lines += 1
+        return [event for part in message.split("\n") if (event := self._message(part)) is not None]
 
     def _message(self, message: str) -> Event | None:
         if message.startswith("NVRM: Xid ("):
@@ -178,6 +175,8 @@ class KernelParser:
         if match := _LOST_BEGIN.match(message):
             self._pending.append((canonical_pci(match["pci"]), self._lines))
             return self._lost() if _LOST_ANYWHERE.search(message, match.end()) else None
+        if self._pending and _LOST_NOT.match(message):
+            self._pending.pop()
         return self._lost() if _LOST_END.match(message) else None
 
     def _lost(self) -> GpuLost:

@@ -11,6 +11,7 @@ from itertools import islice
 
 import msgspec
 
+from gridagent.signals.host import HostEvent
 from gridagent.signals.lines import LINE_CHARS_MAX, unwrap
 from gridagent.signals.nvidia import Xid
 from gridctl.detect.diagnose import gpus as gpu_findings
@@ -39,10 +40,13 @@ _HOST = re.compile(
 )
 _DOCUMENT_CHARS_MAX = 32 * 1024 * 1024
 _UNNAMED_MAX = 4096
+_DEPTH_MAX = 4
 _HEAD_LINES = 50
 _CHUNK_CHARS = 64 * 1024
 #: Sources whose records hold lines of the kernel.
 _KERNEL_SOURCES = ("kmsg", "kernel", "dmesg", "journal", "syslog", "")
+#: How records call a loss of records.
+_GAPS = ("gap", "cursorlost", "recordslost", "overrun")
 _LINE_KEYS = ("line", "MESSAGE", "message", "msg", "log")
 
 
@@ -125,7 +129,7 @@ class Reader:
             return
         if "{" in line:
             self._sample(exported(line[:4096]))
-        elif "," in line:
+        elif "," in line or ";" in line or "\t" in line:
             self._sample(self._table.feed(line[:4096]))
         elif line.startswith(("#Entity", "GPU ")):
             self._sample(self._columns.feed(line[:4096]))
@@ -145,7 +149,7 @@ class Reader:
         self._past.update(past_of(document))
         return True
 
-    def _record(self, record: object) -> None:
+    def _record(self, record: object, depth: int = 0) -> None:
         """A JSON object: a line of a log, a sample, a probe, about the fabric or the past of a GPU."""
         if not isinstance(record, dict):
             return
@@ -154,15 +158,32 @@ class Reader:
             self._kernel.feed(line, (host if isinstance(host, str) else "") or self._node, _time_s(record))
         elif self._probes.feed(record):
             pass
+        elif key_of(str(record.get("kind", record.get("event", "")))[:40]) in _GAPS:
+            host = record.get("node", record.get("host"))
+            seen = f"records were lost: {record.get('records', 'nobody knows how many')}"
+            gap = HostEvent(says="gap")
+            self._kernel.machine.take(host if isinstance(host, str) else self._node, When(), gap, seen)
         elif sample := record_sample(record):
             self._sample(sample)
             self._past.update(past_of(record))
+            self._inner(record, depth)
         elif record.get("source") == "dcgm" and "value" in record:
             if len(self._unnamed) < _UNNAMED_MAX:
                 self._unnamed.append((_time_s(record), record))
         elif not self._fabric.document(record):
             self._past.update(past_of(record))
             self._unhealthy.extend(_unhealthy(record))
+            self._inner(record, depth)
+
+    def _inner(self, record: Mapping[str, object], depth: int) -> None:
+        """Records and lines in the lists of a record."""
+        around = {name: value for name, value in record.items() if name in ("host", "node", "hostname")}
+        lists = [value for value in record.values() if isinstance(value, list)]
+        for item in (item for value in lists for item in value if depth < _DEPTH_MAX):
+            if isinstance(item, dict):
+                self._record({**around, **item}, depth + 1)
+            elif isinstance(item, str):
+                self._kernel.feed(item, self._node)
 
     def findings(self) -> Iterator[Diagnosis]:
         """What it all means, taken together. Ask once, at the end."""

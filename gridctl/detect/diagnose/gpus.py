@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from gridctl.detect.diagnose.clocks import clusters
-from gridctl.detect.diagnose.history import Past
+from gridctl.detect.diagnose.history import ANY, Past
 from gridctl.detect.diagnose.incident import MEMORY_XIDS, Group, History
 from gridctl.detect.diagnose.incidents import Incidents
 from gridctl.detect.diagnose.saying import address, rule, say
@@ -43,11 +43,13 @@ def _judge(group: Group, incidents: Incidents, past: Mapping[str, Past]) -> Iter
     """What a group means in the light of the GPU's history."""
     history = incidents.histories(group.host).get(group.pci) or History()
     before = past.get(group.pci) or past.get(history.uuid) or Past()
+    if ANY in past and len(incidents.histories(group.host)) == 1:
+        before = past[ANY]
     told = group.head.cause
     limit = hardware().limit
-    if told.kind == "gpu_lost" and len(history.lost_boots) + before.losses >= limit("repeat", "lost_boots"):
+    if told.kind == "gpu_lost" and history.losses + before.losses >= limit("repeat", "losses"):
         repeat = by_rule(hardware().rules["gpu_lost.repeat"], told.xid)
-        yield Judged(group, repeat, max(history.lost_count, group.count))
+        yield Judged(group, repeat, max(history.losses, group.count))
     elif MEMORY_XIDS.intersection(group.head.chain) and _failing_memory(history, before):
         yield Judged(group, _replacement(told), group.count)
     elif told.xid == 13 and (unit := _suspect_unit(group, history)):

@@ -11,6 +11,9 @@ from gridctl.detect.diagnose.reading import key_of
 from gridctl.detect.policy.hardware import hardware
 
 _LISTS_MAX = 4096
+_PAST = ("incident", "history", "prior", "previous", "earlier", "event")
+#: For a past that names no GPU, which then is the one that the log tells of.
+ANY = "*"
 
 
 class Past(msgspec.Struct):
@@ -25,10 +28,10 @@ def past_of(document: object) -> Iterator[tuple[str, Past]]:
     """The pasts of GPUs in a document, by address and by UUID."""
     records = document if isinstance(document, list) else [document]
     for record in records[:_LISTS_MAX]:
-        if isinstance(record, dict) and (names := list(_names(record))):
+        if isinstance(record, dict):
             past = _past(record)
             if past.losses or past.memory_incidents or past.fresh_row:
-                yield from ((name, past) for name in names)
+                yield from ((name, past) for name in list(_names(record)) or [ANY])
 
 
 def _names(record: Mapping[str, object]) -> Iterator[str]:
@@ -47,10 +50,8 @@ def _past(record: Mapping[str, object]) -> Past:
     past = Past()
     window_days = hardware().limit("repeat", "window_days")
     for name, value in record.items():
-        if isinstance(value, list) and any(
-            w in key_of(name) for w in ("incident", "history", "prior", "event")
-        ):
-            for item in value[:_LISTS_MAX]:
+        if any(word in key_of(name) for word in _PAST):
+            for item in _items(value):
                 _count(past, item, window_days)
         if isinstance(value, dict) and "row" in key_of(name):
             before = _field(value, "before")
@@ -61,11 +62,19 @@ def _past(record: Mapping[str, object]) -> Past:
     return past
 
 
+def _items(value: object) -> list[object]:
+    """Earlier incidents, listed as records or numbers, or counted by number."""
+    if isinstance(value, dict):
+        counts = ((str(xid), number(count)) for xid, count in value.items())
+        return [xid for xid, count in counts if xid.isdecimal() for _ in range(int(min(count or 0, 64)))]
+    return value[:_LISTS_MAX] if isinstance(value, list) else []
+
+
 def _count(past: Past, item: object, window_days: float) -> None:
-    if not isinstance(item, dict):
-        return
-    xid = number(item.get("xid"))
-    days = next((number(value) for name, value in item.items() if "day" in key_of(str(name))), None)
+    xid, days = number(item), None
+    if isinstance(item, dict):
+        xid = number(item.get("xid"))
+        days = next((number(value) for name, value in item.items() if "day" in key_of(str(name))), None)
     if xid is None or (days is not None and abs(days) > window_days):
         return
     past.losses += xid == 79

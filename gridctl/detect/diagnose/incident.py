@@ -118,8 +118,7 @@ class History:
     """What is remembered of one GPU over boots."""
 
     def __init__(self) -> None:
-        self.lost_boots: set[int] = set()
-        self.lost_count = 0
+        self.losses = 0
         self.memory_boots: set[int] = set()
         self.unit_jobs: dict[tuple[int, int], dict[int, When]] = {}
         self.unit_counts: dict[tuple[int, int], int] = {}
@@ -131,8 +130,7 @@ class History:
         """Takes notice of a closed incident."""
         cause = incident.cause
         if cause.kind == "gpu_lost":
-            self.lost_count += boot not in self.lost_boots
-            _put(self.lost_boots, boot)
+            self.losses += 1
         if MEMORY_XIDS.intersection(incident.chain):
             _put(self.memory_boots, boot)
         if cause.xid == 13 and len(incident.units) <= hardware().limit("repeat", "units_max"):

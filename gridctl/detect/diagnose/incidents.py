@@ -43,6 +43,7 @@ class Incidents:
     def __init__(self, policy: DetectPolicy) -> None:
         self._policy = policy
         self._window_s = policy.thresholds.chain.window_s
+        self._again_s = hardware().limit("incident", "lost_again_s")
         self._lasting = frozenset(hardware().words("incident", "lasting_kinds"))
         self._nodes: dict[str, _Node] = {}
         self.said: dict[int, list[tuple[str, When]]] = {}  #: Xid -> GPUs and times
@@ -148,6 +149,8 @@ class Incidents:
     def _goes_on(self, incident: Incident, told: Meaning, when: When) -> bool:
         if when.within(self._window_s, incident.last):
             return True
+        if told.kind == "gpu_lost":  # what leaves the bus again has been back in between
+            return told.kind == incident.cause.kind and when.within(self._again_s, incident.last)
         return told.kind == incident.cause.kind and told.kind in self._lasting
 
     def _advise(

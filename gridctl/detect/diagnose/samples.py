@@ -168,10 +168,11 @@ def record_sample(record: Mapping[str, object]) -> Sample | None:
 
 
 class Table:
-    """Comma-separated values under a heading, or under the fields of the command that printed them."""
+    """Values parted by commas, semicolons or tabs, under a heading or the fields of the command before."""
 
     def __init__(self) -> None:
         self._metrics: list[str | None] = []
+        self._parted_by = ","
 
     def begin(self, command: str) -> None:
         """A command was given: its query names the columns, if it asks for no heading."""
@@ -182,14 +183,19 @@ class Table:
 
     def feed(self, line: str) -> Sample | None:
         """The sample of a row; None for a heading, and for what is no row of this table."""
-        cells = [cell.strip().strip('"') for cell in line.split(",", _CELLS_MAX)]
+        cells = _cells(line, self._parted_by)
         if len(cells) != len(self._metrics) or metric_of(cells[0]):
-            metrics = [metric_of(cell) for cell in cells]
+            parted_by = max(",;\t", key=line.count)
+            metrics = [metric_of(cell) for cell in _cells(line, parted_by)]
             known = {metric for metric in metrics if metric}
             if len(known) >= 2 and known & IDENTITIES and known - IDENTITIES:
-                self._metrics = metrics
+                self._metrics, self._parted_by = metrics, parted_by
             return None
         return sample_of((metric, cell) for metric, cell in zip(self._metrics, cells, strict=True) if metric)
+
+
+def _cells(line: str, parted_by: str) -> list[str]:
+    return [cell.strip().strip('"') for cell in line.split(parted_by, _CELLS_MAX)]
 
 
 class Columns:
