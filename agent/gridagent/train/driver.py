@@ -398,6 +398,11 @@ class Driver:
             report = send_state(
                 channel, self._damage.entries(state.inventory()), state.rng_entries, self._damage.sending
             )
+        except SealedError:
+            # The target has closed the channel, or is gone. It says what it found, or the chair misses it:
+            # this end knows only the symptom, and must not be heard before the cause.
+            self._channels.close_state()
+            return
         except Exception as error:  # any defect here aborts the swap; training must not notice
             self._channels.close_state()
             self.post("member", CaptureFailed(f"capture: {error}"))
