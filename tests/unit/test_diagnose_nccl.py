@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gridctl.detect.diagnose.flight_recorder import flight_recorder
 from gridctl.detect.diagnose.nccl import nccl
 from gridctl.detect.diagnose.rdma import rdma, slurmstepd
+from gridctl.detect.diagnose.torch_log import torch_log
 from gridctl.model.diagnosis import Diagnosis, Material
 
 SILENT = ("peer_unreachable", "isolate_suspect_peer", True)
@@ -222,7 +224,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=30).map("".join))
 def test_no_text_makes_these_layers_raise(text: str) -> None:
-    for layer in (nccl, rdma, slurmstepd):
+    for layer in (nccl, rdma, slurmstepd, torch_log, flight_recorder):
         for one in layer(materials(text, text)):
             assert one.why.evidence
             assert not any(ord(letter) < 32 for line in one.why.evidence for letter in line)

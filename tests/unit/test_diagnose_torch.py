@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gridctl.detect.diagnose.flight_recorder import flight_recorder
 from gridctl.detect.diagnose.torch_log import behind_of, missing_of, torch_log
@@ -247,33 +245,3 @@ def test_helpers_know_the_minority() -> None:
     assert behind_of({}) == []
     assert missing_of({0, 1, 2, 3, 5}) == [4]
     assert missing_of({0, 9_999_999}) == []
-
-
-PIECES = st.sampled_from(
-    [
-        "NCCL WARN NET/IB : ",
-        "Got completion from peer ",
-        "10.0.0.1<9>",
-        " with status=12",
-        "Got async event : port error",
-        "[rank3]:[E1 ProcessGroupNCCL.cpp:1] [PG 0 Rank 3] ",
-        "failure detected by watchdog",
-        "last enqueued work: ",
-        "Culprit rank ",
-        "Error type: ",
-        "h:1:2 [0] ",
-        "\n",
-        '{"entries": [], "pg_config": {}}',
-        '{"world_size": 3, "files": ["nccl_rank_1"]}',
-        "Job summary Communicators...",
-        "dump_cqe:1:(pid 1): ",
-    ]
-)
-
-
-@given(st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=30).map("".join))
-def test_no_text_makes_these_layers_raise(text: str) -> None:
-    for layer in (torch_log, flight_recorder):
-        for one in layer(materials(text, text)):
-            assert one.why.evidence
-            assert not any(ord(letter) < 32 for line in one.why.evidence for letter in line)

@@ -77,9 +77,10 @@ def rule_says(
         why=Why(rule=row.rule, evidence=[*seen, row.meaning], source=row.source),
         event_count=event_count,
         raw_lines=raw_lines,
-        events=[_safe(event) for event, _ in zip(events, range(EVENTS_MAX), strict=False)],
+        events=[safe(event) for event, _ in zip(events, range(EVENTS_MAX), strict=False)],
     )
 
 
-def _safe(event: dict[str, Any]) -> dict[str, Any]:
+def safe(event: dict[str, Any]) -> dict[str, Any]:
+    """An event whose texts are as `clean` makes them."""
     return {key: clean(value) if isinstance(value, str) else value for key, value in event.items()}

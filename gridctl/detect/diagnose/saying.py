@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gridctl.detect.diagnose.ruling import EVENTS_MAX, clean
+from gridctl.detect.diagnose.ruling import EVENTS_MAX, clean, safe
 from gridctl.detect.meaning import Meaning, by_rule
 from gridctl.detect.policy.hardware import hardware
 from gridctl.model.diagnosis import Diagnosis, Why
@@ -42,7 +42,7 @@ def say(
         pci=address(pci),
         event_count=count,
         raw_lines=lines,
-        events=[_safe(event) for event in events[:EVENTS_MAX]],
+        events=[safe(event) for event in events[:EVENTS_MAX]],
     )
 
 
@@ -54,7 +54,3 @@ def address(name: str | None) -> str | None:
 def rule(name: str, evidence: Iterable[str], more: str = "", **rest: Any) -> Diagnosis:
     """The diagnosis that a row of hardware.tsv makes; `rest` as of `say`."""
     return say(by_rule(hardware().rules[name], more=more), evidence, **rest)
-
-
-def _safe(event: dict[str, Any]) -> dict[str, Any]:
-    return {key: clean(value) if isinstance(value, str) else value for key, value in event.items()}
