@@ -21,6 +21,7 @@ from gridctl.trust import (
     peer_of,
     read_acts,
 )
+from gridctl.trust.acts import FILE as ACTS_FILE
 
 TEND_S = 3600.0
 
@@ -35,6 +36,7 @@ class Trustee:
         self.context = client_context(trust)
         self.may_only_look = self._may_only_look()  #: why the nodes take no order from here, else empty
         self._tended_s = float("-inf")
+        self._acts_bytes = -1  #: of the file of acts when all of it was taken
         self._given: dict[str, str] = {}  #: node -> digest of the list that it has from here
 
     def check(self, tls: Any, node: str) -> None:
@@ -47,9 +49,19 @@ class Trustee:
             raise AgentRefused("forbidden", f"{peer} answered, which is no node")
 
     def acts(self) -> Iterator[dict[str, Any]]:
-        """What was done with the fleet's trust, as audit records; each has a `key` of its own."""
+        """What was done with the fleet's trust, as audit records; each has a `key` of its own.
+
+        None while the file is as it was when somebody took them all: this is asked at every turn.
+        """
+        try:
+            size = (self._trust / ACTS_FILE).stat().st_size
+        except FileNotFoundError:
+            return
+        if size == self._acts_bytes:
+            return
         for number, act in read_acts(self._trust):
             yield {**msgspec.to_builtins(act), "key": ["trust", number, act.what, act.target, act.t_unix_s]}
+        self._acts_bytes = size
 
     def reload(self) -> None:
         """New connections show the certificate that lies in the folder now."""
