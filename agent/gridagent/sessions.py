@@ -76,6 +76,7 @@ class Session:
         self.role, self.job, self.rank = hello.role, hello.job, hello.rank
         self.world_size, self.epoch, self.step = hello.world_size, hello.epoch, hello.step
         self.facts = hello.facts
+        self.ward = hello.ward
         self.gpus = hello.gpus or self.gpus
         if hello.role == "rank":
             self.state = hello.state or "training"
@@ -107,6 +108,7 @@ class Session:
             step=self.step,
             connected=self.connected,
             state=self.state,
+            ward=self.ward,
             t_step_unix_s=self.t_step_unix_s,
             step_s_median=statistics.median(self.steps_s) if self.steps_s else 0.0,
             loss=self.loss,

@@ -36,6 +36,7 @@ class Hello(Message, tag="hello"):
     step: int = 0
     facts: dict[str, str] = {}  #: what decides numerics: torch, threads, CPU flags, GPU, ...
     state: str = ""  #: as in RankStatus or SpareStatus; "": training, or parked
+    ward: int = -1  #: as in RankStatus
     gpus: list[int] = []  #: device indices on the node that a spare was given
     wire: int = WIRE_VERSION
 
@@ -197,7 +198,11 @@ class Specialise(Message):
 
 
 class Member(Message):
-    """One process of a hand-over."""
+    """One process of a hand-over.
+
+    A source whose session is a survivor's stands for a rank whose process has died: that survivor, its
+    deputy, has the rank's state from its own replica and from its memory of the rank.
+    """
 
     role: str  #: "survivor", "source" or "target"
     rank: int
@@ -309,7 +314,10 @@ class RankStatus(Message):
     epoch: int
     step: int
     connected: bool
-    state: str = "training"  #: training, frozen (a source after commit), finished, lost
+    #: training, standing (in a step that a peer's death spoilt: nobody has applied it, or all will), frozen
+    #: (a source after commit), finished, lost
+    state: str = "training"
+    ward: int = -1  #: while it stands: the rank whose small rank-local state it keeps
     t_step_unix_s: float = 0.0
     step_s_median: float = 0.0
     loss: float | None = None

@@ -23,6 +23,7 @@ _SGR = {
     "33": {
         "unknown",
         "incomplete",
+        "standing",
         "aborted",
         "interrupted",
         "warn",

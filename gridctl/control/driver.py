@@ -138,7 +138,8 @@ class Driver:
 
     async def _observe(self, after_s: float) -> Event:
         await asyncio.sleep(after_s)
-        return Observed(await self._world.look({member.node for member in self.state.plan.members}))
+        plan = self.state.plan
+        return Observed(await self._world.look({plan.node, *(member.node for member in plan.members)}))
 
     # ----------------------------------------------------------------------------------------------
     # Calls
@@ -196,7 +197,7 @@ class Driver:
         """The call's arguments without references. Raises `AgentError`."""
         launches = {}
         for wanted in launches_in(call.args):
-            url = next(m.url for m in self.state.plan.members if m.node == wanted["node"])
+            url = next(m.origin_url for m in self.state.plan.moves if m.origin == wanted["node"])
             spec = await self._world.agents.launch(url, wanted["job"], wanted["rank"])
             if launch_digest(spec) != wanted["sha256"]:
                 raise AgentRefused(

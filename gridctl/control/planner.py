@@ -49,7 +49,7 @@ async def make_plan(world: World, request: Request) -> Plan:
     try:
         reports = [await _describe(world, plan_id, move) for move in selection.moves]
         launches = [
-            await world.agents.launch(move.source.url, selection.job.name, move.rank)
+            await world.agents.launch(move.origin_url, selection.job.name, move.rank)
             for move in selection.moves
         ]
     except AgentUnreachable as error:

@@ -35,11 +35,16 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     epoch: int
     step: int
-    state: str  #: training, frozen, finished, lost, unknown (the node does not answer)
+    state: str  #: training, standing, frozen, finished, lost, unknown (the node does not answer)
+    ward: int = -1  #: while it stands: the rank that it can speak for
     gpus: list[int] = []
     step_s_median: float = 0.0
     t_step_unix_s: float = 0.0
     loss: float | None = None
+
+
+#: A rank's process in such a state does not train in its job's epoch any more.
+GIVEN_UP = ("lost", "frozen")
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +55,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     step: int
     ranks: list[Rank]
-    state: str  #: training, finished, incomplete (a rank is missing, lost or unknown)
+    #: training, finished, standing (a rank's process died; the others hold the step and wait for a new one),
+    #: incomplete (a rank is missing, lost or unknown)
+    state: str
 
 
 #: States of a spare that waits: with the last two it takes no rank until its node is open again.
@@ -104,12 +111,12 @@ def spares(nodes: Iterable[Node]) -> list[Spare]:
 
 
 def _claim(rank: Rank) -> tuple[bool, int, bool, int]:
-    alive = rank.state in ("training", "finished")
-    return (alive, rank.epoch, rank.state == "training", rank.step)
+    alive = rank.state in ("training", "standing", "finished")
+    return (alive, rank.epoch, rank.state in ("training", "standing"), rank.step)
 
 
 def _rank(node: Node, rank: RankStatus) -> Rank:
-    state = rank.state if rank.connected or rank.state != "training" else "lost"
+    state = rank.state if rank.connected or rank.state not in ("training", "standing") else "lost"
     return Rank(
         job=rank.job,
         rank=rank.rank,
@@ -119,6 +126,7 @@ def _rank(node: Node, rank: RankStatus) -> Rank:
         epoch=rank.epoch,
         step=rank.step,
         state=state if node.reachable else "unknown",
+        ward=rank.ward,
         gpus=rank.gpus,
         step_s_median=rank.step_s_median,
         t_step_unix_s=rank.t_step_unix_s,
@@ -133,6 +141,8 @@ def _job(name: str, world_size: int, held: dict[int, Rank]) -> Job:
         state = "finished"
     elif len(ranks) == world_size and states <= {"training", "finished"}:
         state = "training"
+    elif "standing" in states and states <= {"standing", *GIVEN_UP}:
+        state = "standing"
     else:
         state = "incomplete"
     return Job(

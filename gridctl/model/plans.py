@@ -23,9 +23,13 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     """One rank changes its process."""
 
     rank: int
-    source: Member
+    source: Member  #: who gives the state: the rank's own process, or a deputy where that has died
     target: Member
-    gpus: list[int] = []  #: at the source
+    origin: str = ""  #: the node that the rank leaves: how it was started is registered there
+    origin_url: str = ""
+    holder: str = ""  #: session that is left there, frozen, once the new process trains; "": none
+    dead: bool = False  #: its process has died: `source` is the deputy, a survivor
+    gpus: list[int] = []  #: at the origin
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,13 +42,14 @@ def _nothing(context: Context) -> Problem | None:
 
 def _reports_hold(context: Context) -> Problem | None:
     """The sessions still say what they said when the plan was made."""
-    for value in context.values:
+    for move, value in zip(context.plan.moves, context.values, strict=True):
         try:
             report = msgspec.convert(value, SessionReport)
         except msgspec.ValidationError as error:
             return Problem("version-skew", f"a session's report is not understood: {error}")
         if report.role != "rank":
             continue
+        report = msgspec.structs.replace(report, rank=move.rank)  # a deputy speaks for another rank
         if fatal := [blocker for blocker in report.blockers if blocker.fatal]:
             return Problem("not-possible", f"rank {report.rank}: {fatal[0].text}")
         now = of_report(report)
@@ -120,14 +121,15 @@ def _numerics(plan: Plan, report: SessionReport) -> str:
 
 
 def _all_training(context: Context) -> Problem | None:
-    """Asked right before the pause: nobody is cut into a job that is not whole."""
+    """Asked right before the pause: nobody is cut into a job that is not whole, or does not wait for it."""
+    wanted = "standing" if _recovers(context.plan) else "training"
     for member in context.plan.members:
         if member.role == "target":
             continue
         if _status(context, member.node) is None:
             return _unreachable(context, member.node)
         rank = _find(context, member.session)
-        if rank is None or rank.state != "training":
+        if rank is None or rank.state != wanted:
             state = rank.state if rank else "gone"
             return Problem(
                 "rank-silent", f"rank {member.rank} on {member.node} is {state}; nothing was paused"
@@ -150,16 +152,17 @@ def _committed(context: Context) -> Problem | None:
     if report.outcome == "returned":
         return Problem("target-lost", f"{text}; the old members train on in epoch {report.epoch}")
     if report.outcome == "abort":
-        return Problem("cut-aborted", f"{text}; training went on in epoch {report.epoch}")
+        goes_on = "the others still stand" if _recovers(context.plan) else "training went on"
+        return Problem("cut-aborted", f"{text}; {goes_on} in epoch {report.epoch}")
     return Problem("job-lost", f"{text}; the job lost a rank it cannot train without and must be requeued")
 
 
 def _released(context: Context) -> Problem | None:
     """The old processes are gone, or their node is: unknown there, but fenced by their epoch."""
     for move in context.plan.moves:
-        rank = _find(context, move.source.session)
+        rank = _find(context, move.holder) if move.holder else None
         if rank and rank.state in ("training", "frozen"):
-            text = f"rank {move.rank}'s old process on {move.source.node} is still {rank.state}"
+            text = f"rank {move.rank}'s old process on {move.origin} is still {rank.state}"
             return Problem("step-failed", text, final=False)
     return None
 
@@ -199,13 +202,19 @@ def settled(context: Context, *, final: bool) -> Problem | None:
             return Problem("committed", "the survivors train in the new epoch: the cut was committed")
         if all(_trains(rank, plan.epoch_from) for rank in sources):
             return Problem("cut-aborted", "the old members train on in the old epoch: the cut was called off")
+        if _recovers(plan) and all(rank and rank.state == "standing" for rank in survivors):
+            return Problem("cut-aborted", "the others still stand: the cut was called off")
         if all(_status(context, m.node) for m in plan.members) and not any(
-            rank.job == plan.job and rank.state in ("training", "frozen")
+            rank.job == plan.job and rank.state in ("training", "standing", "frozen")
             for node in context.nodes.values()
             for rank in ranks_of(node)
         ):
             return Problem("job-lost", "no process of the job lives: it must be requeued")
     return None
+
+
+def _recovers(plan: Plan) -> bool:
+    return any(move.dead for move in plan.moves)
 
 
 def _lost(context: Context, session: str) -> bool:

@@ -185,7 +185,10 @@ def _observed(state: RunState, event: Observed) -> Advance:
 def _watched(state: RunState, event: Watched) -> Advance:
     if event.lost:
         ranks = ", ".join(map(str, event.lost))
-        text = f"rank {ranks} ended while the swap was watched: the job must be requeued"
+        text = (
+            f"rank {ranks} ended while the swap was watched. If the others stand in their step,"
+            f" `gridctl swap plan {state.plan.node}` brings a new process in; else the job must be requeued"
+        )
         return _fail(state, Problem("job-lost", text))
     verdict = judge(event.before, event.after)
     if verdict.problem:
@@ -217,7 +220,9 @@ def _enter(state: RunState) -> Advance:
         return _turn_back(state, "aborted", _asked(state.back), state.back.end)
     step = _next_step(state)
     if step is None:
-        state, effects = _record_run(state, "done", text=_left(state))
+        lost = any(seen.code == "job-lost" for seen in state.progress.steps.values())
+        end, code = ("failed", "job-lost") if lost else ("done", "")
+        state, effects = _record_run(state, end, code=code, text=_left(state))
         return _put(state, stage="stopped"), [*effects, Stop()]
     state = _fresh(state, step.name)
     if step.precheck and step.name not in state.progress.started:
@@ -270,6 +275,8 @@ def _settled(state: RunState, verdict: Problem | None) -> Advance:
 def _fail(state: RunState, problem: Problem) -> Advance:
     values = [value for value in _values(state, _step(state.plan, state.step)) if value is not None]
     state, effects = _record_step(state, "failed", code=problem.code, text=problem.text, values=values)
+    if committed(state) and problem.code == "job-lost":
+        return _then(effects, _let_go(state, problem))
     if committed(state) and state.progress.fails[state.step] > 1:  # it will not get better: go on without
         return _then(effects, _complete(state, [], f"left as it is: {problem.text}"))
     if committed(state):
@@ -277,6 +284,17 @@ def _fail(state: RunState, problem: Problem) -> Advance:
     if state.back:  # the step's own failure stands at the step; why the run ends is that a person said so
         return _then(effects, _turn_back(state, "aborted", _asked(state.back), state.back.end))
     return _then(effects, _turn_back(state, problem.code, problem.text, "aborted"))
+
+
+def _let_go(state: RunState, problem: Problem) -> Advance:
+    """What this run has moved is dead. It touches no old process, which a recovery may need, and lets go."""
+    effects: list[Effect] = []
+    for step in state.plan.steps[:-1]:
+        if step.name not in state.progress.done:
+            fresh, text = _fresh(state, step.name), f"left as it is: {problem.text}"
+            state, more = _record_step(fresh, "done", code=problem.code, text=text)
+            effects += more
+    return _then(effects, _enter(state))
 
 
 def _hold(state: RunState, problem: Problem) -> Advance:

@@ -60,6 +60,9 @@ def build(
     plan, hand-over and incident. Raises `Refused` where a session says that it cannot be moved."""
     plan_id, handover, incident = ids
     request, job, moves = selection.request, selection.job, selection.moves
+    reports = [
+        msgspec.structs.replace(report, rank=move.rank) for move, report in zip(moves, reports, strict=True)
+    ]
     blockers = list(selection.blockers)
     for move, report, spare in zip(moves, reports, selection.spares, strict=True):
         blockers += preflight.of_reports(report, spare.facts, move.target.node)
@@ -158,6 +161,7 @@ class _Steps:
 
     def _run_ends(self) -> list[Call]:
         nodes = {member.node: member.url for member in self.selection.members}
+        nodes[self.node.name] = self.node.url  # it may have no process of the job any more
         return [
             Call(node=node, url=url, kind="run.end", deadline_s=15.0, tolerate=["node-unreachable"])
             for node, url in sorted(nodes.items())
@@ -215,7 +219,7 @@ class _Steps:
                     buckets=report.buckets,
                 )
             )
-            order["launch"] = launch_reference(move.source.node, launch)
+            order["launch"] = launch_reference(move.origin, launch)
             calls.append(self._call(move.target, "handover.specialise", order, self.warm_s))
             retire = self._call(
                 move.target, "handover.retire", {"reason": f"hand-over {self.handover} ended"}
@@ -253,7 +257,7 @@ class _Steps:
                     ),
                     tolerate=ENDING,
                 )
-                for member in self.selection.members
+                for member in self.selection.processes
             ],
             deadline_s=45.0,
         )
@@ -261,7 +265,7 @@ class _Steps:
     def _join(self) -> Step:
         selection = self.selection
         calls = []
-        for member in selection.members:
+        for member in selection.processes:
             order = plain(
                 HandoverJoin(
                     handover=self.handover,
@@ -282,16 +286,22 @@ class _Steps:
             calls.append(self._call(member, "handover.join", order, self.join_s))
         return Step(
             name="join",
-            text="all members meet the chair and build the groups of the new epoch; training goes on",
+            text="all members meet the chair and build the groups of the new epoch; "
+            + ("the others come to stand before one step" if selection.recovers else "training goes on"),
             calls=calls,
             deadline_s=self.join_s + 15.0,
             hasty=True,
         )
 
     def _cut(self) -> Step:
+        how = (
+            "the deputies give the state"
+            if self.selection.recovers
+            else "stop at one boundary, move the state"
+        )
         return Step(
             name="cut",
-            text=f"arm, stop at one boundary, move the state, verify, commit: epoch {self.epoch + 1}",
+            text=f"arm, {how}, verify, commit: epoch {self.epoch + 1}",
             calls=[self._call(self.selection.chair, "handover.cut", plain(self.cut), self.cut_s)],
             precheck="all-training",
             verify="committed",
@@ -308,15 +318,27 @@ class _Steps:
             deadline_s=self.watch_s,
         )
 
-    def _release(self) -> Step:
+    def _release(self) -> Step | None:
+        """None where nothing is left of the process that had the rank."""
+        holders = [
+            (move.origin, move.origin_url, move.holder) for move in self.selection.moves if move.holder
+        ]
+        if not holders:
+            return None
         return Step(
             name="release",
             text="the frozen process(es) on the old node end",
             calls=[
-                msgspec.structs.replace(
-                    self._call(move.source, "handover.release", {"handover": self.handover}), tolerate=LEFT
+                Call(
+                    node=node,
+                    url=url,
+                    kind="handover.release",
+                    job=self.selection.job.name,
+                    args={"handover": self.handover, "session": session},
+                    deadline_s=30.0,
+                    tolerate=LEFT,
                 )
-                for move in self.selection.moves
+                for node, url, session in holders
             ],
             verify="released",
             deadline_s=60.0,
@@ -368,8 +390,18 @@ def _cost(
     )
 
 
+def _rank_of(deputy: Member, selection: Selection) -> int:
+    return next(m.rank for m in selection.members if (m.role, m.session) == ("survivor", deputy.session))
+
+
 def _notes(selection: Selection, nodes: Mapping[str, Node]) -> list[str]:
-    notes = []
+    notes = [
+        f"the process of rank {move.rank} on {move.origin} has died, and the others stand in the step that"
+        f" this spoilt; parameters and optimizer come from rank {_rank_of(move.source, selection)}, a"
+        " replica, the loader's position, random state and buffers from that rank's memory"
+        for move in selection.moves
+        if move.dead
+    ]
     here = status_of(nodes[selection.request.node])
     for name in sorted({move.target.node for move in selection.moves}):
         there = status_of(nodes[name])

@@ -6,7 +6,7 @@ A fatal `Blocker` makes the swap impossible; one that is not fatal makes it not 
 from collections.abc import Iterable, Iterator, Mapping
 
 from gridagent.wire import WIRE_VERSION, Blocker, NodeStatus, SessionReport
-from gridctl.model.fleet import Job, Node, Spare
+from gridctl.model.fleet import GIVEN_UP, Job, Node, Spare
 from gridctl.model.policy import Policy
 
 Rates = Iterable[tuple[int, float]]
@@ -68,6 +68,8 @@ def of_job(job: Job) -> Iterator[Blocker]:
                 f"rank {rank.rank} of {job.name} is on {rank.node}, which does not answer: it is unknown,"
                 " not failed",
             )
+        elif job.state == "standing" and rank.state in ("standing", *GIVEN_UP):
+            continue
         elif rank.state != "training":
             yield fatal(
                 "rank-silent" if rank.state == "lost" else "nothing-to-move",

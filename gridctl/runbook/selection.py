@@ -6,7 +6,7 @@ import msgspec
 
 from gridagent.wire import Blocker, Member, NodeStatus
 from gridctl.errors import Refused
-from gridctl.model.fleet import Job, Node, Rank, Spare, jobs, ranks_of, several
+from gridctl.model.fleet import GIVEN_UP, Job, Node, Rank, Spare, jobs, ranks_of, several
 from gridctl.model.plans import Move, Request
 from gridctl.model.policy import Policy
 from gridctl.runbook import preflight
@@ -24,6 +24,17 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     members: list[Member]
     chair: Member
     blockers: list[Blocker]
+
+    @property
+    def recovers(self) -> bool:
+        """The ranks that move have no process any more; the others stand and wait for a new one."""
+        return any(move.dead for move in self.moves)
+
+    @property
+    def processes(self) -> list[Member]:
+        """The members without those that a deputy speaks for: one for every process that takes part."""
+        dead = {move.rank for move in self.moves if move.dead}
+        return [member for member in self.members if not (member.role == "source" and member.rank in dead)]
 
 
 def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selection:
@@ -55,9 +66,8 @@ def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selec
             status_of(source), len(leaving[0].gpus), spare, nodes[spare.node], policy
         )
     moves = [
-        Move(rank=rank.rank, source=_member("source", rank.rank, rank, nodes), gpus=rank.gpus, target=target)
+        _move(rank, _speaker(rank, staying), spare, nodes)
         for rank, spare in zip(leaving, chosen, strict=True)
-        for target in [_member("target", rank.rank, spare, nodes)]
     ]
     survivors = [_member("survivor", rank.rank, rank, nodes) for rank in staying]
     involved = {member.node for move in moves for member in (move.source, move.target)}
@@ -70,7 +80,8 @@ def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selec
 
 
 def _job(request: Request, source: Node, nodes: Mapping[str, Node]) -> Job:
-    live = sorted({rank.job for rank in ranks_of(source) if rank.state in ("training", "lost")})
+    alive = ("training", "standing", *GIVEN_UP)
+    live = sorted({rank.job for rank in ranks_of(source) if rank.state in alive})
     if request.job and request.job not in live:
         raise Refused(
             "unknown-job",
@@ -89,12 +100,55 @@ def _job(request: Request, source: Node, nodes: Mapping[str, Node]) -> Job:
 
 def _leaving(request: Request, source: Node, job: Job) -> list[Rank]:
     here = [rank for rank in job.ranks if rank.node == source.name]
+    if job.state == "standing":
+        return _dead(source, job)
     if request.devices:
         here = [rank for rank in here if any(f"gpu:{gpu}" in request.devices for gpu in rank.gpus)]
     if not here:
         what = f" on {', '.join(request.devices)}" if request.devices else ""
         raise Refused("nothing-to-move", f"no live rank of {job.name} runs on {source.name}{what}")
     return here
+
+
+def _dead(source: Node, job: Job) -> list[Rank]:
+    """All ranks without a process: the job goes on once each of them has a new one."""
+    dead = [rank for rank in job.ranks if rank.state in GIVEN_UP]
+    if not any(rank.node == source.name for rank in dead):
+        where = ", ".join(f"rank {rank.rank} on {rank.node}" for rank in dead) or "nobody"
+        raise Refused(
+            "job-stands",
+            f"{job.name} stands in step {job.step} because a process died ({where}): first bring a new one"
+            f" in, `gridctl swap plan {dead[0].node if dead else 'NODE'}`",
+        )
+    return dead
+
+
+def _speaker(rank: Rank, staying: list[Rank]) -> Rank:
+    """Who gives the rank's state: its process, or the survivor that keeps what is special to it."""
+    if rank.state not in GIVEN_UP:
+        return rank
+    for survivor in staying:
+        if survivor.ward == rank.rank:
+            return survivor
+    raise Refused(
+        "state-lost",
+        f"rank {rank.rank} of {rank.job} died and no living rank keeps its loader's position, random state"
+        " and buffers (its keeper died too, or no step was finished since one of them came): requeue the"
+        " job, it starts from its checkpoint",
+    )
+
+
+def _move(rank: Rank, speaker: Rank, spare: Spare, nodes: Mapping[str, Node]) -> Move:
+    return Move(
+        rank=rank.rank,
+        source=_member("source", rank.rank, speaker, nodes),
+        target=_member("target", rank.rank, spare, nodes),
+        origin=rank.node,
+        origin_url=nodes[rank.node].url,
+        holder="" if rank.state == "lost" else rank.session,
+        dead=speaker is not rank,
+        gpus=rank.gpus,
+    )
 
 
 def _member(role: str, rank: int, holder: Rank | Spare, nodes: Mapping[str, Node]) -> Member:

@@ -86,7 +86,8 @@ def promised(point: Point, victim: str) -> tuple[str, ...]:
     """How a cell must end; several where two messages race to the chair.
 
     new: the target has the rank in epoch 1. old: the source has it in epoch 0. returned: the source has it
-    again, in epoch 2. requeued: a process died without which the job cannot go on; all others end.
+    again, in epoch 2. recovered: the others stood, and a second plan gave the rank to a fresh spare, in the
+    next epoch. requeued: a process died without which the job cannot go on; all others end.
     """
     stage = point.stage
     if victim in ("chair", "survivor"):
@@ -94,9 +95,9 @@ def promised(point: Point, victim: str) -> tuple[str, ...]:
     if victim == "source" and point.held == "target:1@PREPARED":
         return ("new",)  # the chair has the digest of all that was captured, the target has the state
     if victim == "source":
-        return ("requeued",) if stage < DECIDED else ("new",)
+        return ("recovered",) if stage < DECIDED else ("new",)
     if victim == "target":
-        return (("old", "old", "returned", "returned", "requeued")[stage],)
+        return (("old", "old", "returned", "returned", "recovered")[stage],)
     if victim == "controller, rolled back":
         return ("old",) if stage == PREPARING else ("new",)
     asked = {"specialise": ("target's agent",), "open": ("chair's agent",), "join": tuple(AGENTS)}
@@ -175,6 +176,8 @@ class Cell:
         self.spare = fleet.park(self.job)
         self.job.left = [self.spare]
         self.plan: Plan | None = None
+        self.fresh: Holder | None = None  #: the spare of the second plan, if there was one
+        self.second: Plan | None = None
         self.run_id = ""
         self.held = self._party(point.held.split("@")[0])
 
@@ -202,6 +205,8 @@ class Cell:
         self._until_ended()
         self.took_s = time.monotonic() - began_s
         self._look()
+        if self.seen == "stands":
+            self._recover()
         assert self.seen in promised(self.point, self.victim), self.seen
         self._check_records()
         if self.seen == "requeued":
@@ -353,34 +358,69 @@ class Cell:
         def look() -> str:
             if all(min(LIMIT, start) + 3 <= self.job.steps(rank) for rank in range(3)):
                 return self._training()
+            if self._stand():
+                return "stands"
             trainers = [h for h in (*self.job.ranks.values(), self.spare) if h.process.poll() is None]
             return "" if trainers else "requeued"
 
-        self.seen = wait_for("the job trains on or has ended", look)
+        self.seen = wait_for("the job trains on, stands or has ended", look)
+
+    def _stand(self) -> bool:
+        """Do all but rank 1 stand, and does the controller know?"""
+        state = {r.rank: r.state for r in self.fleet.ranks(self.job.name) if r.state != "lost"}
+        jobs = [j.state for j in self.client.view("jobs", model.Job) if j.name == self.job.name]
+        return (state.get(0), state.get(2), jobs) == ("standing", "standing", ["standing"])
+
+    def _recover(self) -> None:
+        """A second plan for the node: a fresh spare takes the dead rank over."""
+        wait_for("no spare is left", partial(_no_spare, self.spare.agent.client()))
+        self.fresh = self.fleet.park(self.job)
+        self.job.left = [self.fresh]
+        known = lambda: self.fresh.session in [  # noqa: E731
+            s.session for s in self.client.view("spares", model.Spare) if s.state == "parked"
+        ]
+        wait_for("the controller sees the fresh spare", known)
+        self.second = plan = self.client.plan(Request(node="n2", job=self.job.name, who="ann"))
+        gate = Gate(digest=plan.digest, who="ann", reason="a test", typed="n2")
+        self.run_id = self.client.apply(plan.id, gate).id
+        run = wait_for("the recovery ends", self._stopped)
+        assert run.state == "done", run
+        self.run_state = f"{self.run_state}, recovery {run.state}"
+        self._look()
+        assert self.seen == "recovered", self.seen
 
     def _training(self) -> str:
         found = [r for r in self.fleet.ranks(self.job.name) if r.rank == 1 and r.state == "training"]
         names = {(self.spare.session, 1): "new"}
         names |= {(self.job.ranks[1].session, 0): "old", (self.job.ranks[1].session, 2): "returned"}
+        if self.fresh and self.second:
+            names |= {(self.fresh.session, self.second.epoch_to): "recovered"}
         return ", ".join(names.get((r.session, r.epoch), f"{r.session} in {r.epoch}") for r in found)
 
     def _check_records(self) -> None:
         """The chair's records alone say the same; "first write wins" left one outcome and one ending."""
-        assert self.plan is not None
-        path = self.job.ranks[0].agent.home / "handovers" / f"{self.plan.handover}.jsonl"
-        lines = path.read_bytes().split(b"\0", 1)[0].splitlines() if path.exists() else []
-        records = [json.loads(line) for line in lines]
+        records = self._records_of(self.plan)
         kinds = [record["kind"] for record in records]
         owner = {"new": "target:1", "old": "source:1", "returned": "source:1"}.get(self.seen)
         allowed = {
             "new": [["commit", "run"]],
             "old": [[], ["abort"]],
             "returned": [["commit", "return"]],
+            "recovered": [[], ["abort"], ["commit", "run"]],
             "requeued": [[], ["abort"], ["commit"], ["commit", "dead"], ["commit", "run"]],
         }
         assert kinds in allowed[self.seen], kinds
+        if self.second:
+            assert [record["kind"] for record in self._records_of(self.second)] == ["commit", "run"]
         owners = [record["owners"] for record in records if record["owners"]]
         assert all(owner in (None, last["1"]) for last in owners[-1:]), (self.seen, records)
+
+    def _records_of(self, plan: Plan | None) -> list[dict[str, Any]]:
+        assert plan is not None
+        assert plan.chair.session == self.job.ranks[0].session
+        path = self.job.ranks[0].agent.home / "handovers" / f"{plan.handover}.jsonl"
+        lines = path.read_bytes().split(b"\0", 1)[0].splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines]
 
     def _claims(self) -> list[Any]:
         """Who says that it trains, or holds what it trained (RankStatus)."""
@@ -410,6 +450,8 @@ class Cell:
         source = self.job.ranks[1]
         if self.seen == "new":
             self.job.ranks[1], self.job.left = self.spare, [source]
+        if self.fresh:
+            self.job.ranks[1], self.job.left = self.fresh, [source, self.spare]
         victim = self._party_process_killed(source)
         self.job.left = [h for h in self.job.left if h.process is not victim]
         return self.job.finish()
@@ -444,9 +486,12 @@ class Cell:
         run = ""
         with contextlib.suppress(Exception):
             run = str(self.client.one("run", self.run_id, OperatorRun))
-        state = {h.process.pid: h.process.poll() for h in (*self.job.ranks.values(), self.spare)}
+        state = {h.process.pid: h.process.poll() for h in self._processes()}
         controller = self.home.log.read_text(errors="replace")[-3000:]
         return f"{self.job.logs()}\n{agents}\n== controller\n{controller}\n== run\n{run}\n== ended\n{state}"
+
+    def _processes(self) -> list[Holder]:
+        return [*self.job.ranks.values(), self.spare, *filter(None, [self.fresh])]
 
     def _clear(self, left: str) -> None:
         with contextlib.suppress(Exception):
@@ -458,7 +503,7 @@ class Cell:
         for agent in self.fleet.agents.values():
             if agent.process is not None and agent.process.poll() is not None:
                 agent.start("--allow-damage")
-        for holder in (*self.job.ranks.values(), self.spare):
+        for holder in self._processes():
             holder.process.send_signal(signal.SIGKILL)
         self.fleet.let_go(left)
         self.fleet.check_and_clear()

@@ -10,7 +10,9 @@ CELLS = [
     ("join-survivor2", "controller, rolled back"),  # old
     ("ARMED-survivor2", "survivor's agent"),  # new
     ("STANDING-target1", "target"),  # old
-    ("PREPARED-source1", "source"),  # requeued
+    ("PREPARED-source1", "source"),  # recovered
+    ("RUNNING-chair", "target"),  # recovered
+    ("RUNNING-chair", "chair"),  # requeued
     ("PREPARED-target1", "controller"),  # new
     ("DECIDED-chair", "target"),  # returned
     ("COMMITTED-chair", "source"),  # new

@@ -92,11 +92,13 @@ def test_a_cut_refused_at_the_door_turns_back_at_once() -> None:
     assert (world.progress().state, world.progress().code) == ("aborted", "busy")
 
 
-def test_a_rank_that_ends_while_the_swap_is_watched_holds_the_run_at_once() -> None:
+def test_a_run_whose_rank_ends_while_it_is_watched_lets_go_and_keeps_the_old_process() -> None:
     world = World(PLAN, lost_after=[1])
     world.drive(START)
-    assert (world.progress().state, world.progress().code) == ("held", "job-lost")
+    assert (world.progress().state, world.progress().code) == ("failed", "job-lost")
     assert "rank 1 ended" in world.progress().text
+    assert not world.released
+    assert {"r1.end.0", "r1.end.1", "r1.end.2"} <= set(world.effects)
 
 
 def test_out_of_band_holds_the_run_and_a_person_may_accept_it() -> None:

@@ -157,9 +157,9 @@ class Handovers:
     def check_outgoing(self, request: MeetRequest, url: str, session: str) -> Member:
         """The member that `session` wants to meet at `url`. Raises `OpFailed` for anybody else."""
         members = self._of(request.handover)
-        caller = _find(members, session)
         target = _find(members, request.to_session)
-        if caller is None or (caller.role, caller.rank) != (request.role, request.rank):
+        callers = [(m.role, m.rank) for m in members if m.session == session]  # a deputy is two members
+        if (request.role, request.rank) not in callers:
             raise OpFailed(f"session {session} is not {request.role} {request.rank} of {request.handover}")
         if target is None or target.url.rstrip("/") != url.rstrip("/"):
             raise OpFailed(f"{url} with session {request.to_session} is no member of {request.handover}")

@@ -62,8 +62,11 @@ class Channels:
         public = listener.meet(request.public_key, request.purpose)
         return wire.MeetReply(public_key=public, host=listener.host, port=listener.port)
 
-    def call(self, link: Link, peer: wire.Member, purpose: str, me: wire.Member) -> None:
-        """Meets `peer` through the agents and connects. Raises `LinkError`, `SealedError`."""
+    def call(self, link: Link, peer: wire.Member, purpose: str, me: wire.Member, name: str = CHAIR) -> None:
+        """Meets `peer` through the agents and connects. Raises `LinkError`, `SealedError`.
+
+        `name`: how `heard`, `lost` and `send` call this channel to the chair, where a process has several.
+        """
         pair = KeyPair()
         request = wire.MeetRequest(
             handover=self._handover,
@@ -76,7 +79,7 @@ class Channels:
         answer = link.ask("meet", {"url": peer.url, "node": peer.node, **wire.plain(request)}, MEET_TIMEOUT_S)
         reply = msgspec.convert(answer, wire.MeetReply)
         channel = connect(reply.host, reply.port, pair, reply.public_key, self._handover, purpose)
-        self._add(purpose, CHAIR, channel)
+        self._add(purpose, name, channel)
 
     def wait_star(self, count: int, timeout_s: float) -> int:
         """Waits until `count` members have reached us; returns how many have."""

@@ -11,20 +11,18 @@ import queue
 import sys
 import threading
 import time
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch.distributed import PrefixStore, TCPStore
 
 from gridagent import wire
 from gridagent.train.channels import Channels
 from gridagent.train.context import CONTEXT
 from gridagent.train.cutlog import CutLog
 from gridagent.train.damage import Damage, of_environment
+from gridagent.train.deputy import deputy_state
 from gridagent.train.errors import HandoverError
+from gridagent.train.membership import NextEpoch
 from gridagent.train.records import RecordFile
-from gridagent.train.rendezvous import call_roll, connect_store, host_store
+from gridagent.train.recovery import align, deputies, recovers
 from gridagent.train.sealed import SealedError, SealedSocket
 from gridagent.train.transaction import Chair, Member
 from gridagent.train.transaction_events import (
@@ -75,8 +73,6 @@ if TYPE_CHECKING:
 
 #: Exit status of a process that ends itself so that its scheduler requeues the job (sysexits EX_TEMPFAIL).
 EXIT_REQUEUE = 75
-#: Bound for building the groups once all members are there.
-_BUILD_S = 30.0
 
 
 def end_process(session: "Session", reason: str, status: int) -> None:
@@ -103,14 +99,13 @@ class Driver:
         self._expires_s = time.monotonic() + ttl_s
         self._events: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._member: Member | None = None
+        self._deputies: dict[str, Member] = {}  #: party -> the machine of a dead rank that we speak for
+        self._recovers = recovers(members)
+        self._boundary = -1  #: where all stand already, if this is a recovery
         self._chair: Chair | None = None
         self._channels = Channels(handover, members, self._expires_s, self._heard, self._lost)
-        self._store: Any = None
-        self._server: TCPStore | None = None
+        self._next = NextEpoch()
         self._records: RecordFile | None = None
-        self._inners: dict[str, Any] = {}
-        self._before: dict[str, Any] = {}
-        self._old_store: Any = None
         self._groups_made = -1
         self._damage = Damage("")
         self._frozen_s = 0.0
@@ -127,9 +122,7 @@ class Driver:
         folder = os.environ.get("GRIDAGENT_HANDOVERS") or "."
         self._records = RecordFile(folder, self.handover)
         self._channels.listen()
-        self._server, offer = host_store()
-        self._store = self._server
-        return offer
+        return self._next.host()
 
     def meet(self, request: wire.MeetRequest) -> wire.MeetReply:
         """Another member wants a channel to us."""
@@ -152,19 +145,30 @@ class Driver:
         self._groups_made = registry.created
         if order.me.session != order.chair.session:
             self._channels.call(link, order.chair, "star", order.me)
-            self._store = connect_store(order.store)
+            self._next.reach(order.store)
+        for deputy in deputies(order.me, order.members):
+            self._become_deputy(order, plan, deputy)
         if me.role == "source":
-            target = next(m for m in order.members if m.role == "target" and m.rank == me.rank)
-            self._channels.call(link, target, "state", order.me)
+            self._channels.call(link, _target_of(me.rank, order.members), "state", order.me)
         else:
-            store = PrefixStore(f"epoch/{order.epoch_to}", self._store)
-            call_roll(store, self._me, plan.new, self._trouble)
-            self._inners = registry.build(store, timedelta(seconds=_BUILD_S))
-            for group in registry.groups():
-                self._inners[group.key].set_timeout(group.timeout)
+            if self._recovers and me.role == "survivor":
+                survivors = [m.rank for m in order.members if m.role == "survivor"]
+                self._boundary = align(
+                    self._session, self._next.store(order.epoch_to), survivors, self._trouble
+                )
+            self._next.build(order.epoch_to, self._me, plan.new, self._trouble)
         if not self.live:
             raise HandoverError("it was dropped meanwhile")
         threading.Thread(target=self._run, name="gridagent-handover", daemon=True).start()
+
+    def _become_deputy(self, order: wire.HandoverJoin, plan: Plan, me: wire.Member) -> None:
+        """This process also speaks for a rank that died: over a channel of its own, as any source does."""
+        party = Party(me.role, me.rank)
+        assert CONTEXT.link is not None
+        self._deputies[party.id] = Member(plan, party)
+        if order.me.session != order.chair.session:
+            self._channels.call(CONTEXT.link, order.chair, "star", me, party.id)
+        self._channels.call(CONTEXT.link, _target_of(me.rank, order.members), "state", me)
 
     def _trouble(self) -> str:
         """Why the join cannot come to its end."""
@@ -175,7 +179,7 @@ class Driver:
     # --------------------------------------------------------------------------------------- events
 
     def post(self, machine: str, event: Any) -> None:
-        """Queues an event for "member" or "chair"."""
+        """Queues an event for "member", "chair", or a party that we speak for."""
         self._events.put((machine, event))
 
     def reached(self, step: int) -> None:
@@ -183,7 +187,8 @@ class Driver:
             self.post(
                 "member", Refuse("process groups were made or destroyed after the hand-over was prepared")
             )
-        self.post("member", ReachedBoundary(step))
+        for name in ("member", *self._deputies):
+            self.post(name, ReachedBoundary(step))
 
     def cut(self, order: wire.HandoverCut) -> wire.CutReport:
         """Chair: runs the transaction to its end and reports. Blocks, within the deadlines."""
@@ -197,11 +202,12 @@ class Driver:
                 old.handover, old.epoch_from, old.members,
                 order.arm_deadline_s, order.cut_deadline_s, order.resume_deadline_s, order.lead_steps,
             )  # fmt: skip
-            others = len(plan.members) - 1
+            others = len(plan.members) - 1 - len(self._deputies)
             if (came := self._channels.wait_star(others, order.arm_deadline_s)) < others:
                 raise HandoverError(f"only {came} of {others} members reached the chair")
             self._chair = Chair(plan)
-            self.post("chair", Start(self._session.step))
+            now = self._boundary - plan.lead_steps if self._recovers else self._session.step
+            self.post("chair", Start(now))
             for party in self._gone:  # before there was a chair to hear it
                 self.post("chair", Lost(party))
         bound_s = order.arm_deadline_s + order.cut_deadline_s + 2 * order.resume_deadline_s
@@ -227,11 +233,15 @@ class Driver:
         except TransactionError:
             self._lost(party)
             return
-        self.post("member" if party == CHAIR else "chair", Received(message, party))
+        self.post(self._at(party), Received(message, party))
 
     def _lost(self, party: str) -> None:
         self._gone.append(party)
-        self.post("member" if party == CHAIR else "chair", Lost(party))
+        self.post(self._at(party), Lost(party))
+
+    def _at(self, channel: str) -> str:
+        """The machine that hears what comes over a channel: our own ones to the chair, else the chair."""
+        return "member" if channel == CHAIR else channel if channel in self._deputies else "chair"
 
     def _run(self) -> None:
         while self.live:
@@ -241,8 +251,8 @@ class Driver:
                 if self._idle() and time.monotonic() >= self._expires_s:
                     self.drop()
                     return
-                self._feed("member", Tick())
-                self._feed("chair", Tick())
+                for name in ("member", *self._deputies, "chair"):
+                    self._feed(name, Tick())
             else:
                 self._feed(name, event)
             self._end_if_final()
@@ -251,7 +261,8 @@ class Driver:
         return self._chair is None and (self._member is None or self._member.phase == Phase.IDLE)
 
     def _due_s(self) -> float:
-        machines = [machine for machine in (self._member, self._chair) if machine is not None]
+        everybody = (self._member, *self._deputies.values(), self._chair)
+        machines = [machine for machine in everybody if machine is not None]
         dues = [due_s for machine in machines if (due_s := machine.deadline()) is not None]
         return min(dues) if dues else self._expires_s if self._idle() else time.monotonic() + 1.0
 
@@ -262,16 +273,16 @@ class Driver:
         ):
             self._close()
             if self._member.phase in (Phase.ABORTED, Phase.LEFT):
-                self._forget()
+                self._next.forget()
             elif self._member.phase == Phase.RUNNING and self._member.me.role == "source":
                 self._session.handovers.left(self._frozen_s)
 
     def _feed(self, name: str, event: Any) -> None:
-        machine = self._chair if name == "chair" else self._member
+        machine = {"chair": self._chair, "member": self._member, **self._deputies}[name]
         if machine is None:
             return
         phase = machine.phase
-        if name == "member" and isinstance(event, Received):
+        if isinstance(machine, Member) and isinstance(event, Received):
             # The order matters: first the flag, so that a thread that ends its step from here on
             # comes to the lock; then, under the lock, the step that it is in.
             self._session.attention = True
@@ -280,6 +291,8 @@ class Driver:
                 for effect in effects:
                     if isinstance(effect, StopAt):
                         self._session.stop_at = effect.boundary
+            if self._recovers and self._session.standing and self._session.step == self._session.stop_at:
+                self.post(name, ReachedBoundary(self._session.step))  # it stood there before it was told to
         else:
             effects = machine.on(event, time.monotonic())
         if machine.phase != phase:
@@ -288,12 +301,14 @@ class Driver:
             self._carry_out(name, effect)
 
     def _begun(self) -> int:
-        return self._session.step if self._session.is_owner else -1
+        if not self._session.is_owner:
+            return -1
+        return self._session.step - 1 if self._recovers else self._session.step  # a spoilt step is none
 
     def _entered(self, name: str, phase: Phase) -> None:
         """A machine changed its phase: noted for the report, the agent's spool and the crash matrix."""
         now_s = self._log.entered(name, phase)
-        party = CHAIR if name == "chair" else self._me
+        party = {"chair": CHAIR, "member": self._me}.get(name, name)
         if CONTEXT.link is not None:
             CONTEXT.link.send(
                 wire.Phase(
@@ -316,6 +331,8 @@ class Driver:
             case Finished(report):
                 self._report = report
                 self._done.set()
+            case Freeze() | ContinueOld() | ContinueReturned() if name in self._deputies:
+                pass  # a matter of processes that are the rank; the survivor in this one is told as well
             case Freeze():
                 self._freeze()
             case Discard():
@@ -323,14 +340,14 @@ class Driver:
             case Die(why):
                 self._die(why)
             case _:
-                self._steer(effect)
+                self._steer(name, effect)
 
-    def _steer(self, effect: Effect) -> None:
+    def _steer(self, name: str, effect: Effect) -> None:
         """Effects that the training thread carries out."""
         session = self._session
         match effect:
             case StartCapture():
-                session.jobs.put(self._capture)
+                session.jobs.put(lambda: self._capture(name))
             case StartRestore():
                 session.jobs.put(self._restore)
             case StartGather(epoch):
@@ -364,24 +381,28 @@ class Driver:
         end_process(self._session, "failed", EXIT_REQUEUE)
 
     def _send(self, name: str, party: str, msg: Any) -> None:
-        if name == "chair" and party == self._me:
-            self.post("member", Received(msg, CHAIR))
-        elif name == "member" and self._chair is not None:
-            self.post("chair", Received(msg, self._me))
+        if name == "chair" and (party == self._me or party in self._deputies):
+            self.post("member" if party == self._me else party, Received(msg, CHAIR))
+        elif name != "chair" and self._chair is not None:
+            self.post("chair", Received(msg, self._me if name == "member" else name))
         else:
+            channel = name if name in self._deputies else party
             try:
-                self._channels.send(party, to_wire(msg))
+                self._channels.send(channel, to_wire(msg))
             except SealedError:
                 self.post(name, Lost(party))
 
-    def _tell_metrics(self, report: TransferReport) -> None:
-        rank = self._me.partition(":")[2]
+    def _tell_metrics(self, name: str, report: TransferReport) -> None:
+        party = self._me if name == "member" else name
         metrics = {
-            "rank": rank,
+            "rank": party.partition(":")[2],
             "parts_ms": report.parts_ms,
             "bytes": report.nbytes,
             "digests": report.digests,
         }
+        if self._chair is not None:
+            self._log.measured(metrics)
+            return
         with contextlib.suppress(SealedError):
             self._channels.send(CHAIR, {"metrics": metrics})
 
@@ -391,13 +412,15 @@ class Driver:
         assert self._member is not None
         return self._channels.state(self._member.plan.cut_deadline_s)
 
-    def _capture(self) -> None:
+    def _capture(self, name: str) -> None:
         state = self._session.state
         try:
             channel = self._channel()
-            report = send_state(
-                channel, self._damage.entries(state.inventory()), state.rng_entries, self._damage.sending
-            )
+            if name in self._deputies:
+                entries, rng_entries = deputy_state(self._session, self._boundary)
+            else:
+                entries, rng_entries = state.inventory(), state.rng_entries
+            report = send_state(channel, self._damage.entries(entries), rng_entries, self._damage.sending)
         except SealedError:
             # The target has closed the channel, or is gone. It says what it found, or the chair misses it:
             # this end knows only the symptom, and must not be heard before the cause.
@@ -405,10 +428,10 @@ class Driver:
             return
         except Exception as error:  # any defect here aborts the swap; training must not notice
             self._channels.close_state()
-            self.post("member", CaptureFailed(f"capture: {error}"))
+            self.post(name, CaptureFailed(f"capture: {error}"))
             return
-        self._tell_metrics(report)
-        self.post("member", CaptureDone(json.dumps(report.digests, sort_keys=True)))
+        self._tell_metrics(name, report)
+        self.post(name, CaptureDone(json.dumps(report.digests, sort_keys=True)))
 
     def _restore(self) -> None:
         session = self._session
@@ -422,7 +445,7 @@ class Driver:
         except Exception as error:  # also what the script's own loader raises: it aborts the swap
             self._drop_transfer((f"restore: {error}",))
             return
-        self._tell_metrics(report)
+        self._tell_metrics("member", report)
         self.post("member", RestoreDone(json.dumps(report.digests, sort_keys=True)))
 
     def _drop_transfer(self, found: tuple[str, ...]) -> None:
@@ -430,37 +453,17 @@ class Driver:
         self.post("member", RestoreFailed(found))
 
     def _gather(self, epoch: int) -> None:
-        """Switches to the new groups and proves that all members stand at the same (epoch, S)."""
         assert self._member is not None
-        registry = CONTEXT.registry
-        self._before, self._old_store = registry.switch(self._inners, self._store)
-        world = registry.groups()[0]
-        mine = torch.tensor([epoch, self._member.boundary], dtype=torch.int64)
-        gathered = [torch.empty_like(mine) for _ in range(world.size())]
-        try:
-            work = world.inner.allgather([gathered], [mine])
-            work.wait(timedelta(seconds=self._member.plan.resume_deadline_s))
-        except RuntimeError as error:
-            self.post("member", GatherFailed(f"gather over epoch {epoch}: {error}"))
-            return
-        if any(not torch.equal(other, mine) for other in gathered):
-            self.post("member", GatherFailed(f"gather over epoch {epoch}: members stand at different steps"))
-            return
-        self.post("member", GatherDone())
+        why = self._next.gather(epoch, self._member.boundary, self._member.plan.resume_deadline_s)
+        self.post("member", GatherFailed(why) if why else GatherDone())
 
     def _enter(self, epoch: int) -> None:
-        """The new epoch runs: its store is the job's from now on, the old groups go."""
-        self._session.stores = [self._store, self._server]  # keeps the server alive where we host it
-        host, port = _address(self._store)
-        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
-        self._forget()
+        self._session.stores = self._next.enter()
         self._session.own(epoch)
 
     def _return(self, epoch: int) -> None:
         """The old members go on, over the old groups, as a new epoch."""
-        if self._before:
-            CONTEXT.registry.switch(self._before, self._old_store)
-        self._forget()
+        self._next.turn_back()
         self._session.handovers.frozen = False
         self._session.own(epoch)
 
@@ -470,14 +473,9 @@ class Driver:
         """Forgets what was prepared; training goes on as if nothing had been."""
         role = self._me.partition(":")[0]
         self._close()
-        self._forget()
+        self._next.forget()
         if role == "target":
             end_process(self._session, "retired", 0)
-
-    def _forget(self) -> None:
-        """Gives back the groups and stores that no epoch uses: they end with their last reference."""
-        self._inners, self._before = {}, {}
-        self._store = self._server = self._old_store = None
 
     def _close(self) -> None:
         self.live = False
@@ -489,5 +487,5 @@ class Driver:
         return next((m.session for m in self._members if f"{m.role}:{m.rank}" == party), party)
 
 
-def _address(store: Any) -> tuple[str, int]:
-    return str(store.host), int(store.port)
+def _target_of(rank: int, members: list[wire.Member]) -> wire.Member:
+    return next(member for member in members if (member.role, member.rank) == ("target", rank))

@@ -1,0 +1,67 @@
+"""A new process for a rank that died: what differs from a hand-over between living processes.
+
+The survivors stand in the step that the death has spoilt (`attempt.py`). One of them, the deputy, speaks
+for the dead rank: it has the rank's parameters and optimizer in its own replica and the small rest in its
+memory (`deputy.py`). In the transaction a deputy is the source; that it shares a process with a
+survivor changes nothing there. The boundary is the step in which all stand, or come to stand here.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch.distributed import Store
+
+from gridagent import wire
+from gridagent.train.errors import HandoverError
+
+if TYPE_CHECKING:
+    from gridagent.train.session import Session
+
+_LOOK_S = 0.02
+
+
+def deputies(me: wire.Member, members: list[wire.Member]) -> list[wire.Member]:
+    """The sources that this process speaks for, besides what it is itself."""
+    return [member for member in members if member.role == "source" and member.session == me.session != ""]
+
+
+def recovers(members: list[wire.Member]) -> bool:
+    """Does a deputy speak for a source?"""
+    survivors = {member.session for member in members if member.role == "survivor"}
+    return any(member.role == "source" and member.session in survivors for member in members)
+
+
+def align(session: "Session", store: Store, ranks: list[int], trouble: Callable[[], str]) -> int:
+    """All survivors come to stand before one step; returns it. Blocks until all have said where they are.
+
+    Whoever has applied a step had the gradients of all: then all have entered its vote, and those that do
+    not know yet that it succeeded apply it too. Raises `HandoverError` where that does not hold, and as
+    soon as `trouble` returns a reason.
+    """
+    attempts = session.attempts
+    if not attempts.void and not session.standing:
+        raise HandoverError(f"rank {session.rank} does not stand: nothing is to be recovered here")
+    step, entered = session.step, attempts.void and attempts.entered
+    store.set(f"stand/{session.rank}", f"{step} {int(entered)}")
+    wanted = [f"stand/{rank}" for rank in ranks]
+    while not store.check(wanted):
+        if why := trouble():
+            raise HandoverError(why)
+        time.sleep(_LOOK_S)
+    told = {rank: store.get(f"stand/{rank}").decode().split() for rank in ranks}
+    boundary = max(int(at) for at, _ in told.values())
+    behind = {rank: at for rank, (at, entered) in told.items() if int(at) < boundary}
+    for rank in behind:
+        at, had_entered = told[rank]
+        if int(at) < boundary - 1 or had_entered != "1":
+            raise HandoverError(
+                f"rank {rank} stands before step {at} and another one before step {boundary}: no vote can"
+                " have led there, the job must be requeued"
+            )
+    if session.rank in behind:
+        with session.lock:
+            session.stop_at = boundary
+            session.attention = True
+        attempts.apply()
+    return boundary

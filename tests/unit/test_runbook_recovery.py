@@ -1,0 +1,109 @@
+"""Plans for a job whose others stand because a rank's process has died."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from runbook_world import fleet, plan_for, rank, report, spare
+
+from gridctl.errors import Refused
+from gridctl.model.fleet import Node, jobs
+from gridctl.model.plans import Plan
+from gridctl.runbook.checks import CHECKS, Context, settled
+
+
+def standing(number: int, **more: Any) -> Any:
+    return rank(number, **{"state": "standing", "ward": (number - 1) % 3, **more})
+
+
+def nodes(**changes: dict[str, Any]) -> dict[str, Node]:
+    """Rank 1 on n2 has died; ranks 0 and 2 stand, and rank 2 can speak for it."""
+    base = {
+        "n1": {"ranks": [standing(0)]},
+        "n2": {"ranks": [rank(1, state="lost")]},
+        "n3": {"ranks": [standing(2)]},
+    }
+    return fleet(**{**base, **changes})
+
+
+def test_a_job_stands_while_its_survivors_hold_the_step() -> None:
+    assert jobs(nodes().values())[0].state == "standing"
+    silent = nodes()["n2"]
+    unknown = {**nodes(), "n2": msgspec.structs.replace(silent, reachable=False)}
+    assert jobs(unknown.values())[0].state == "incomplete"
+
+
+def test_the_keeper_of_its_memory_speaks_for_the_dead_rank() -> None:
+    plan = plan_for(nodes())
+    move = plan.moves[0]
+    assert (move.rank, move.dead, move.origin) == (1, True, "n2")
+    assert (move.source.role, move.source.rank, move.source.node, move.source.session) == (
+        "source",
+        1,
+        "n3",
+        "s2",
+    )
+    assert [(m.role, m.rank) for m in plan.members] == [
+        ("survivor", 0),
+        ("source", 1),
+        ("survivor", 2),
+        ("target", 1),
+    ]
+    steps = {step.name: step for step in plan.steps}
+    assert [call.args["me"]["role"] for call in steps["join"].calls] == ["survivor", "survivor", "target"]
+    assert "release" not in steps
+    launch = steps["specialise"].calls[0].args["launch"]["$launch"]
+    assert launch["node"] == "n2"
+    assert "n2" in {call.node for call in steps["end"].calls}
+    assert any("has died" in note and "rank 2, a replica" in note for note in plan.notes)
+    assert plan.cost.steps_lost == 0
+
+
+def test_a_new_owner_that_died_at_once_is_replaced_while_the_old_one_is_frozen() -> None:
+    plan = plan_for(nodes(n2={"ranks": [rank(1, state="frozen")]}))
+    assert plan.moves[0].source.session == "s2"
+    release = next(step for step in plan.steps if step.name == "release")
+    assert [(call.node, call.args["session"]) for call in release.calls] == [("n2", "s1")]
+
+
+def test_all_dead_ranks_come_back_at_one_boundary() -> None:
+    both = nodes(n3={"ranks": [rank(2, state="lost")]}, n4={"spares": [spare(), spare("b")]})
+    with pytest.raises(Refused, match="no living rank keeps") as refused:  # rank 2 kept rank 1's memory
+        plan_for(both)
+    assert refused.value.code == "state-lost"
+    four = [
+        {"ranks": [standing(0, ward=3, world_size=4)]},
+        {"ranks": [rank(1, state="lost", world_size=4), rank(3, state="lost", session="s3", world_size=4)]},
+        {"ranks": [standing(2, ward=1, world_size=4)]},
+    ]
+    others = dict(zip(("n1", "n2", "n3"), four, strict=True))
+    plan = plan_for(nodes(**others, n4={"spares": [spare(), spare("b")]}))
+    assert [(move.rank, move.source.session) for move in plan.moves] == [(1, "s2"), (3, "s0")]
+
+
+def test_another_node_of_a_standing_job_cannot_be_left_first() -> None:
+    with pytest.raises(Refused, match="gridctl swap plan n2") as refused:
+        plan_for(nodes(), node="n3")
+    assert refused.value.code == "job-stands"
+
+
+def context(plan: Plan, seen: dict[str, Node], step: str = "cut") -> Context:
+    found = next(s for s in plan.steps if s.name == step)
+    return Context(plan=plan, step=found, values=[msgspec.to_builtins(report(2))], nodes=seen)
+
+
+def test_the_checks_of_a_recovery_want_the_others_standing() -> None:
+    plan = plan_for(nodes())
+    assert CHECKS["all-training"](context(plan, nodes())) is None
+    gone = nodes(n3={"ranks": [rank(2, state="lost")]})
+    assert CHECKS["all-training"](context(plan, gone)).code == "rank-silent"  # type: ignore[union-attr]
+    assert CHECKS["reports-hold"](context(plan, nodes(), "preflight")) is None
+
+
+def test_how_a_recovery_ended_is_read_off_its_ranks() -> None:
+    plan = plan_for(nodes())
+    assert settled(context(plan, nodes()), final=False) is None
+    assert settled(context(plan, nodes()), final=True).code == "cut-aborted"  # type: ignore[union-attr]
+    new = {"n1": {"ranks": [rank(0, epoch=1)]}, "n3": {"ranks": [rank(2, epoch=1)]}}
+    moved = nodes(**new, n4={"ranks": [rank(1, session="spare", epoch=1)]})
+    assert settled(context(plan, moved), final=False).code == "committed"  # type: ignore[union-attr]
