@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
 from torch.distributed import distributed_c10d as c10d
 
+from gridagent.train.tolerance import StepAborted, Tolerance
+
 #: Every collective of `ProcessGroup` in torch 2.9 to 2.13, forwarded one by one.
 COLLECTIVES = (
     "_allgather_base",
@@ -131,9 +133,27 @@ class ForwardingGroup(ProcessGroup):
         registry = self.registry
         if registry.gate_closed:
             registry.wait_open()
+        tolerance = registry.tolerance
+        if tolerance is None or not (tolerance.armed or tolerance.failure):
+            return self._remember(self._start(method, args, kwargs))
+        if tolerance.failure:
+            return tolerance.finished(method, args)
+        try:
+            work = self._start(method, args, kwargs)
+        except Exception as error:
+            if not tolerance.is_failure(method, error):
+                raise
+            tolerance.fail(f"{method}: {error}")
+            return tolerance.finished(method, args)
+        return self._remember(work if work is None else tolerance.guard(work, method, args))
+
+    def _start(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         work = getattr(self.inner, method)(*args, **kwargs)
         if method in _FINISH_IN_WAIT and work is not None:
-            work = _WaitedWork(work)
+            return _WaitedWork(work)
+        return work
+
+    def _remember(self, work: Any) -> Any:
         pending = self._pending
         while pending and pending[0].is_completed():
             pending.popleft()
@@ -145,6 +165,18 @@ class ForwardingGroup(ProcessGroup):
         """Collectives that were started and have not completed."""
         self._pending = deque(work for work in self._pending if not work.is_completed())
         return len(self._pending)
+
+    def take_inner(self) -> list[Any]:
+        """Takes out the inner group and all pending works, so that whoever drops them closes its sockets."""
+        taken = [self.inner, *self._pending]
+        self.inner, self._pending = None, deque()
+        return taken
+
+    def _live(self) -> Any:
+        inner = self.inner
+        if inner is None:
+            raise StepAborted(f"group {self._name} has no connections: a peer is gone")
+        return inner
 
     # torch asks C++ names of a subclass from C++, and the Python names from Python.
     def rank(self) -> int:
@@ -185,25 +217,28 @@ class ForwardingGroup(ProcessGroup):
     setGroupDesc = _set_group_desc
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self.inner._get_backend(device)
+        return self._live()._get_backend(device)
 
     def _set_sequence_number_for_group(self) -> None:
         pass  # set on the inner group when it is built
 
     def _get_sequence_number_for_group(self) -> int:
-        return int(self.inner._get_sequence_number_for_group())
+        return int(self._live()._get_sequence_number_for_group())
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.timeout = timeout
-        self.inner.set_timeout(timeout)
+        if self.inner is not None:
+            self.inner.set_timeout(timeout)
 
     def shutdown(self) -> None:
         self.registry.forget(self)
-        self.inner.shutdown()
+        if self.inner is not None:
+            self.inner.shutdown()
 
     def abort(self) -> None:
         self.registry.forget(self)
-        self.inner.abort()
+        if self.inner is not None:
+            self.inner.abort()
 
 
 def _forwarder(method: str) -> Callable[..., Any]:
@@ -227,9 +262,21 @@ class GroupRegistry:
         self.gate_closed = False
         self._gate = threading.Condition()
         self.standin: Callable[[int, int], Any] | None = None  #: makes inner groups in a spare
+        self.tolerance: Tolerance | None = None  #: what becomes of failures, where steps are attempts
+        self.switches = 0  #: rises with every exchange of inner groups
+
+    def tolerate(self) -> Tolerance:
+        """From now on failures are recorded, in steps that are attempts. Called by the training thread."""
+        if self.tolerance is None:
+            self.tolerance = Tolerance(
+                lambda: [part for group in self.groups() for part in group.take_inner()]
+            )
+        return self.tolerance
 
     def create(self, options: Any, _backend_options: Any = None) -> ForwardingGroup:
         """torch's factory call for one group (extended API)."""
+        if self.tolerance is not None and self.tolerance.failure:
+            raise StepAborted("no group can be made now: a peer is gone")
         ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
         name = str(options.group_id)
         group = ForwardingGroup(self, name, ranks, options.group_rank, options.timeout)
@@ -273,16 +320,19 @@ class GroupRegistry:
 
         Also puts `store` in the place of the default store, for groups that are made later: the old
         one is hosted by a process that may have left. A spare becomes a member here: its later groups
-        are real.
+        are real. Groups that were dropped because a peer is gone are not returned: no way leads back.
         """
         self.standin = None
-        before = {group.key: group.inner for group in self.groups()}
+        before = {group.key: group.inner for group in self.groups() if group.inner is not None}
         for group in self.groups():
             group.inner = inners[group.key]
             group._pending.clear()
         world = c10d._get_default_group()
         backend, store_before = c10d._world.pg_map[world]
         c10d._world.pg_map[world] = (backend, store)
+        self.switches += 1
+        if self.tolerance is not None:
+            self.tolerance.reset()
         return before, store_before
 
     def close_gate(self) -> None:

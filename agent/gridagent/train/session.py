@@ -9,6 +9,9 @@
             session.end_step(loss=loss)            # the step boundary: here a rank may change its node
     session.close()
 
+Where `with session.attempt():` encloses what each batch causes, a step that a dead peer spoils is not lost:
+it is repeated once the rank has a new process (see `gridagent.train.attempt`).
+
 With nothing to do `end_step` costs a few microseconds. Without an agent everything runs as before.
 """
 
@@ -27,7 +30,9 @@ import torch.distributed as dist
 from torch import nn
 
 from gridagent import wire
+from gridagent.train.attempt import Attempts
 from gridagent.train.context import CONTEXT
+from gridagent.train.errors import SessionError
 from gridagent.train.group import ForwardingGroup
 from gridagent.train.handover import Handovers
 from gridagent.train.state import CATEGORIES, RankState, StateError, digests, inventory_digest
@@ -38,10 +43,6 @@ _DRAIN_S = 5.0
 _SETTLE_S = 2.0
 #: Steps by which a warm-up may be prolonged.
 _WARMUP_MORE = 3
-
-
-class SessionError(RuntimeError):
-    """The session was used in a way that cannot work; the message says what to change."""
 
 
 class Session:
@@ -68,6 +69,7 @@ class Session:
         spare = CONTEXT.spare
         self.epoch = spare.epoch if spare else 0
         self.step = spare.step if spare else 0  #: steps done; the index of the step that runs now
+        self.micro = 0  #: index of the attempt within the step, where several batches fall into one
         self.is_owner = spare is None  #: does this process hold its rank in the live epoch?
         self.takeovers = 0  #: rises when this process takes a rank over: iterators made before are stale
         self._warmup_left = spare.warmup_steps if spare else 0
@@ -79,12 +81,13 @@ class Session:
         # The training thread's mailbox. `attention` is the one thing that end_step looks at.
         self.attention = False
         self.stop_at = -1
-        self.standing = False  #: the training thread waits at the boundary
+        self.standing = False  #: the training thread waits at the boundary, or in a void step
         self.stores: list[Any] = []  #: the live epoch's store, and its server where we host it
         self.lock = threading.Lock()
         self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._boundary_jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.handovers = Handovers(self)
+        self.attempts = Attempts(self)
         CONTEXT.read_script()
         CONTEXT.session = self  # from here on the link's thread asks it
         self._link = CONTEXT.connect()
@@ -105,18 +108,32 @@ class Session:
         """`callback` runs when this process has taken its rank over: open logs, writers, trackers there."""
         self._callbacks.append(callback)
 
+    def attempt(self) -> Attempts:
+        """Encloses all that one batch causes; `end_step` is the last line within the last batch of a step.
+
+        If a peer dies, the step is void: the block is left, and `batches` gives its batches out once more.
+        """
+        return self.attempts
+
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Iterates over `loader`, and goes on at the right batch after this process took a rank over."""
+        """Iterates over `loader`, and goes on at the right batch after this process took a rank over.
+
+        Gives the batches of a void step out once more.
+        """
         taken = self.takeovers
         iterator = iter(loader)
         while True:
             if taken != self.takeovers:
                 taken = self.takeovers
                 iterator, self._reopened = self._reopened or iter(loader), None
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
+            if again := self.attempts.again(loader):
+                (batch,) = again
+            else:
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+            self.attempts.fetched(loader, batch)
             yield batch
 
     def end_step(self, loss: Any = None, grad_norm: Any = None) -> None:
@@ -125,9 +142,13 @@ class Session:
         `loss` and `grad_norm` (floats or tensors of one element) are reported to the console; a CUDA
         tensor costs a synchronisation, so give None on most steps where that matters.
         """
+        if self.attempts.used:
+            self.attempts.end_step()
         now_s = time.perf_counter()
         step_s, self._last_s = now_s - self._last_s, now_s
         self.step += 1
+        if self.attempts.used:
+            self.attempts.ended()
         if self._link is not None:
             self._step_s.append(step_s)
             if self.is_owner:
@@ -183,6 +204,15 @@ class Session:
                 self.standing = False
                 self.jobs.put(None)
 
+    def stand(self, standing: bool) -> None:
+        """The training thread stands in a void step, or goes on from there."""
+        with self.lock:
+            self.standing = standing
+        if self._link is not None:
+            self._link.send(self.hello())
+        while standing and not self._boundary_jobs.empty():
+            self._boundary_jobs.get()()
+
     def drain(self) -> None:
         """Closes the groups to side threads and waits until no collective is in flight."""
         registry = CONTEXT.registry
@@ -202,7 +232,7 @@ class Session:
             job()
 
     def at_boundary(self, work: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-        """Runs `work` in the training thread at the next boundary (a parked spare's: at once)."""
+        """Runs `work` in the training thread at the next boundary; at once where it stands in a void step."""
         done: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
         def job() -> None:
@@ -211,11 +241,12 @@ class Session:
             except Exception as error:
                 done.put((False, error))
 
-        if not self.is_owner or self.handovers.frozen:
-            self.jobs.put(job)
-        else:
-            self._boundary_jobs.put(job)
-            with self.lock:
+        with self.lock:
+            void = self.standing and self.attempts.void
+            if void or not self.is_owner or self.handovers.frozen:
+                self.jobs.put(job)
+            else:
+                self._boundary_jobs.put(job)
                 self.attention = True
         try:
             ok, value = done.get(timeout=timeout_s)
@@ -282,7 +313,7 @@ class Session:
             epoch=self.epoch,
             step=self.step,
             facts=CONTEXT.facts(),
-            state="frozen" if self.handovers.frozen else "training",
+            state="frozen" if self.handovers.frozen else "standing" if self.attempts.void else "training",
         )
 
     def report(self) -> wire.SessionReport:
@@ -292,7 +323,9 @@ class Session:
         inventory = ""
         try:
             blockers += [
-                wire.Blocker(code=code, text=text, fatal=fatal) for code, text, fatal in self.state.blockers()
+                wire.Blocker(code=code, text=text, fatal=fatal)
+                for code, text, fatal in self.state.blockers()
+                if not (self.attempts.void and code == "gradient-at-boundary")  # of the step that is void
             ]
             entries = self.state.inventory(loaders=self.is_owner)
             inventory = inventory_digest([e for e in entries if e.category in ("parameters", "buffers")])

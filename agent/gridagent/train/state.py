@@ -123,10 +123,10 @@ class RankState:
         for name, optimizer in self.optimizers.items():
             entries += _optimizer_entries(name, optimizer)
         for name, tree in self.trees.items():
-            entries += _tree_entries(name, "other", tree if isinstance(tree, dict) else tree.state_dict())
+            entries += tree_entries(name, "other", tree if isinstance(tree, dict) else tree.state_dict())
         if loaders:
             for name, loader in self.loaders.items():
-                entries += _tree_entries(name, "other", loader.state_dict())
+                entries += tree_entries(name, "other", loader.state_dict())
         entries += self.rng_entries()  # last: reading a loader's state may draw random numbers
         return entries
 
@@ -137,9 +137,9 @@ class RankState:
             entries += [
                 Entry(f"rng/cuda:{i}", "rng", state) for i, state in enumerate(torch.cuda.get_rng_state_all())
             ]
-        entries += _tree_entries("rng/python", "rng", random.getstate())
+        entries += tree_entries("rng/python", "rng", random.getstate())
         if (numpy := sys.modules.get("numpy")) is not None:
-            entries += _tree_entries("rng/numpy", "rng", numpy.random.get_state())
+            entries += tree_entries("rng/numpy", "rng", numpy.random.get_state())
         entries += [Entry(f"rng/{name}", "rng", gen.get_state()) for name, gen in self.generators.items()]
         return entries
 
@@ -223,19 +223,20 @@ def _tensor(entry: Entry) -> Tensor:
 def _module_entries(name: str, module: nn.Module) -> list[Entry]:
     entries = [Entry(f"{name}/{key}", "parameters", local(value)) for key, value in module.named_parameters()]
     entries += [Entry(f"{name}/{key}", "buffers", local(value)) for key, value in module.named_buffers()]
-    for path, child in _with_extra_state(module):
-        entries += _tree_entries(f"{name}/{path}#extra", "buffers", child.get_extra_state())
+    for path, child in with_extra_state(module):
+        entries += tree_entries(f"{name}/{path}#extra", "buffers", child.get_extra_state())
     return entries
 
 
-def _with_extra_state(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+def with_extra_state(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    """(path, module) of every module inside that has state of its own kind."""
     for path, child in module.named_modules():
         if type(child).get_extra_state is not nn.Module.get_extra_state:
             yield path, child
 
 
 def _apply_extra_state(name: str, module: nn.Module, received: dict[str, Entry]) -> None:
-    for path, child in _with_extra_state(module):
+    for path, child in with_extra_state(module):
         child.set_extra_state(_received_tree(f"{name}/{path}#extra", received))
 
 
@@ -249,7 +250,8 @@ def _loose_tensors(name: str, module: nn.Module) -> list[str]:
     return found
 
 
-def _tree_entries(name: str, category: str, tree: Any) -> list[Entry]:
+def tree_entries(name: str, category: str, tree: Any) -> list[Entry]:
+    """A tree as one packed entry and one entry for each tensor in it. Raises `StateError`."""
     tensors: list[Tensor] = []
     try:
         packed = pack(tree, tensors, name)
@@ -304,7 +306,7 @@ def _optimizer_entries(name: str, optimizer: torch.optim.Optimizer) -> list[Entr
                 entries.append(Entry(f"{name}/group{number}/{key}", "optimizer", local(value)))
                 plain[key] = ("tensor",)
         groups.append(plain)
-    return entries + _tree_entries(f"{name}#scalars", "optimizer", {"state": states, "groups": groups})
+    return entries + tree_entries(f"{name}#scalars", "optimizer", {"state": states, "groups": groups})
 
 
 def _apply_optimizer(name: str, optimizer: torch.optim.Optimizer, received: dict[str, Entry]) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import data
+import faults
 import numpy as np
 import record
 import torch
@@ -167,6 +168,33 @@ def scaler(dtype: str) -> Training:
         overflow.fill_(float("inf") if session.step in (10, 25) else 1.0)
 
     return Training(model, optimizer, forward, apply, before_step=before_step, more={"scaler": scale})
+
+
+@kind
+def mixed() -> Training:
+    """Accumulation, clipping and a grad scaler together; BatchNorm, dropout; one step overflows."""
+    model = DDP(net(norm=True))
+    optimizer = adamw(model)
+    scale = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
+    overflow = torch.ones(())
+
+    def forward(batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(batch).float().square().mean() * overflow
+        scaled: Tensor = scale.scale(loss)
+        return scaled
+
+    def apply() -> None:
+        scale.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scale.step(optimizer)
+        scale.update()
+
+    def before_step(session: Session) -> None:
+        overflow.fill_(float("inf") if session.step == 10 else 1.0)
+
+    more = {"scaler": scale}
+    return Training(model, optimizer, forward, apply, micro_batches=3, before_step=before_step, more=more)
 
 
 @kind
@@ -339,33 +367,34 @@ def blocked() -> Training:
 def main() -> None:
     dist.init_process_group("grid", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
-    arguments = [word for word in record.MORE if word != "torchdata"]
+    arguments = [word for word in record.MORE if not faults.is_option(word)]
     training = KINDS[arguments[0]](*arguments[1:])
     loader: Any = data.torchdata_loader(rank) if "torchdata" in record.MORE else data.Loader(rank)
     forward = training.forward or (lambda batch: training.model(batch).square().mean())
     apply = training.apply or training.optimizer.step
     session = Session(model=training.model, optimizer=training.optimizer, loader=loader, **training.more)
     record.seed(100 + rank)
-    micro = 0
+    faults.install(session, training.model, training.optimizer)
+    micro = -1
     while session.step < record.STEPS:
         for batch in session.batches(loader):
-            if micro == 0:
-                record.before_step(session)
-                extra = training.before_step(session)
-            noise = 1 + 0.01 * random.random() + 0.01 * float(np.random.rand())
-            loss = forward(batch) * noise
-            if extra is not None:
-                loss = loss + extra
-            loss.backward()
-            micro += 1
-            if micro < training.micro_batches:
-                continue
-            micro = 0
-            apply()
-            if not training.keep_gradients:
-                training.optimizer.zero_grad()
-            record.wrote(session, loss)
-            session.end_step(loss=loss)
+            with faults.attempt(session):
+                micro = session.micro if session.attempts.used else (micro + 1) % training.micro_batches
+                if micro == 0:
+                    record.before_step(session)
+                    extra = training.before_step(session)
+                noise = 1 + 0.01 * random.random() + 0.01 * float(np.random.rand())
+                loss = forward(batch) * noise
+                if extra is not None:
+                    loss = loss + extra
+                loss.backward()
+                if micro + 1 < training.micro_batches:
+                    continue
+                apply()
+                if not training.keep_gradients:
+                    training.optimizer.zero_grad()
+                record.wrote(session, loss)
+                session.end_step(loss=loss)
             if session.step >= record.STEPS:
                 break
     record.done(session)

@@ -1,0 +1,291 @@
+"""What each rank keeps of another one: the small state that no replica has, sent around before each vote.
+
+Rank r sends to its buddy, `shift` ranks further: random states, buffers, loader position and plain values.
+What was sent in the vote of step T is the sender's state at the start of step T+1, provided that what
+comes after the vote does not change it. `check_tail` sees to that; where it does not hold, and until it has
+been seen to hold once, what is sent says that it cannot be used.
+"""
+
+import hashlib
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gridagent.train.context import CONTEXT
+from gridagent.train.rng import Rng
+from gridagent.train.state import Entry, RankState, StateError, memory_of, tree_entries
+from gridagent.train.window import BufferCopy, Buffers, Kept, keep_trees
+
+if TYPE_CHECKING:
+    from gridagent.train.session import Session
+
+_log = logging.getLogger("gridagent.train")
+_encode = msgspec.msgpack.Encoder().encode
+#: Tag of these messages among a script's own; the rest of a long one comes under the next.
+_TAG = 0x67726964
+_HEAD_BYTES = 8
+_ROOM_BYTES = 16 << 10  #: of the first message; both ends raise it in the same way
+
+_UNSEEN = "no step has ended since it began to keep the memory"
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor as bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Part":
+        """Reads it."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return cls(dtype, tuple(tensor.shape), bytes(memory_of(tensor.cpu().contiguous())))
+
+    def tensor(self) -> Tensor:
+        """A tensor of its own."""
+        empty = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+        memory_of(empty)[:] = self.data
+        return empty
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True):
+    """A registered object's state; None in the place of a large tensor."""
+
+    data: bytes
+    tensors: list[Part | None] = []
+
+
+class Letter(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank sends to its buddy in the vote of `step`."""
+
+    step: int
+    unusable: str  #: why it must not be used; "" if it may
+    layout: bytes  #: digest over the buffers' names, dtypes and shapes
+    rng: bytes
+    flats: list[Part]
+    large: list[Part | None]  #: None: as in the letter before
+    extra: list[Packed]
+    trees: dict[str, Packed]
+    loaders: dict[str, Packed]
+
+
+_decode = msgspec.msgpack.Decoder(Letter).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Ward:
+    """The ward's state at the start of one step, and what ours was like at the same vote."""
+
+    letter: Letter
+    copy: BufferCopy
+    alike: frozenset[str]  #: registered objects whose values have always equalled ours
+    ours: dict[str, Kept]
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """Our own small state at a vote."""
+
+    rng: Rng
+    buffers: BufferCopy
+    extra: list[Kept]
+    trees: dict[str, Kept]
+    loaders: dict[str, Packed]
+    drawn: bool  #: reading a loader's state drew random numbers
+
+
+class Keeper:
+    """Writes letters about one `RankState` and keeps those that come. Sends nothing itself."""
+
+    def __init__(self, state: RankState) -> None:
+        self.buffers = Buffers(state)
+        self.wards: dict[int, Ward] = {}  #: step -> the ward's state at its start
+        self.unusable = _UNSEEN
+        self._state = state
+        self._layout = hashlib.sha256("\n".join(self.buffers.describe()).encode()).digest()
+        self._own: _Own | None = None
+        self._own_kind: set[str] = set()  #: objects that were once different on the ward: its own kind
+        self._sent: list[Tensor] = []  #: large buffers as they were sent last
+        self._large: list[Tensor] = []  #: the ward's
+
+    def forget_sent(self) -> None:
+        """The other ends are new: whole letters again."""
+        self._sent, self._large = [], []
+
+    def write(self, step: int) -> bytes:
+        """The letter about us, in the vote of `step`."""
+        own = self._own = self._read()
+        sent: list[Tensor | None] = [*self._sent] or [None] * len(own.buffers.large)
+        letter = Letter(
+            step,
+            "reading a loader's state draws random numbers" if own.drawn else self.unusable,
+            self._layout,
+            own.rng.pack(),
+            [Part.of(flat) for flat in own.buffers.flats],
+            [None if one is two else Part.of(one) for one, two in zip(own.buffers.large, sent, strict=True)],
+            [_packed(kept) for kept in own.extra],
+            {name: _packed(kept) for name, kept in own.trees.items()},
+            own.loaders,
+        )
+        self._sent = own.buffers.large
+        return _encode(letter)
+
+    def take(self, step: int, data: bytes) -> None:
+        """Keeps the letter of our ward as its state at the start of `step` + 1. Raises `StateError`."""
+        assert self._own is not None
+        try:
+            letter = _decode(data)
+        except msgspec.MsgspecError as error:
+            raise StateError(f"the memory of another rank is damaged: {error}") from None
+        if letter.step != step:
+            raise StateError(f"the memory of another rank is of step {letter.step}, not {step}")
+        before = self._large or [torch.empty(0)] * len(letter.large)
+        self._large = [
+            old if part is None else part.tensor() for part, old in zip(letter.large, before, strict=True)
+        ]
+        ours = self._own.trees
+        self._own_kind.update(name for name, kept in ours.items() if letter.trees.get(name) != _packed(kept))
+        alike = frozenset(ours.keys() - self._own_kind)
+        if letter.layout != self._layout:
+            letter = msgspec.structs.replace(letter, unusable="its buffers are not those of this rank")
+        self.wards[step + 1] = Ward(
+            letter, BufferCopy([part.tensor() for part in letter.flats], self._large), alike, ours
+        )
+
+    def applied(self, step: int) -> None:
+        """The vote of `step` succeeded: memories of steps before it serve nobody."""
+        self.wards = {at: ward for at, ward in self.wards.items() if at >= step}
+
+    def check_tail(self, *, loaders: bool) -> None:
+        """Did what came after the vote leave alone what was sent? `loaders`: look at those too."""
+        own = self._own
+        if own is None or self.unusable not in ("", _UNSEEN):
+            return
+        changed = [] if own.rng.same(Rng.read(self._state)) else ["random states"]
+        if not own.buffers.same(self.buffers.copy()):
+            changed.append("buffers")
+        if any(not kept.same(now) for kept, now in zip(own.extra, self._read_extra(), strict=True)):
+            changed.append("extra state of modules")
+        if loaders and own.loaders != self._read_loaders():
+            changed.append("a loader")
+        self.unusable = ""
+        if changed:
+            self.unusable = f"its script changes {' and '.join(changed)} between the vote and end_step"
+            _log.warning(
+                "if this rank dies, its step cannot be repeated: the script changes %s after the optimizer's"
+                " step and before session.end_step(). Do that before the optimizer's step",
+                " and ".join(changed),
+            )
+
+    def _read(self) -> _Own:
+        rng = Rng.read(self._state)
+        loaders = self._read_loaders()
+        drawn = bool(loaders) and not torch.equal(torch.get_rng_state(), rng.tensors["rng/torch"])
+        if drawn:
+            rng.put_back()
+        return _Own(
+            rng, self.buffers.copy(), self._read_extra(), keep_trees(self._state), loaders, drawn
+        )  # fmt: skip
+
+    def _read_extra(self) -> list[Kept]:
+        return [Kept.of(name, module.get_extra_state()) for name, module in self.buffers.extra]
+
+    def _read_loaders(self) -> dict[str, Packed]:
+        return {
+            name: _packed_entries(tree_entries(name, "other", loader.state_dict()))
+            for name, loader in self._state.loaders.items()
+        }
+
+
+def _packed(kept: Kept) -> Packed:
+    return Packed(kept.packed, [None if copy is None else Part.of(copy) for copy in kept.copies])
+
+
+def _packed_entries(entries: list[Entry]) -> Packed:
+    packed, *rest = [entry.data for entry in entries]
+    assert isinstance(packed, bytes)
+    return Packed(packed, [Part.of(tensor) for tensor in rest if isinstance(tensor, Tensor)])
+
+
+class Memory:
+    """The memory of one session: sends our letter to the buddy and receives the ward's."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self.keeper: Keeper | None = None
+        self.shift = shift(session.world_size)
+        self._switches = 0
+        self._room = [_ROOM_BYTES, _ROOM_BYTES]  #: of the message that we send, of the one that comes
+
+    def exchange(self, step: int) -> None:
+        """Raises `RuntimeError` of the group if a peer is gone."""
+        session, registry = self._session, CONTEXT.registry
+        if self.keeper is None:
+            self.keeper = Keeper(session.state)
+        if self._switches != registry.switches:
+            self._switches = registry.switches
+            self._room = [_ROOM_BYTES, _ROOM_BYTES]
+            self.keeper.forget_sent()
+        letter = self.keeper.write(step)
+        try:
+            self.keeper.take(step, self._swap(letter))
+        except StateError as error:
+            _log.warning("rank %s: %s", session.rank, error)
+
+    def applied(self, step: int) -> None:
+        """The vote of `step` succeeded."""
+        if self.keeper is not None:
+            self.keeper.applied(step)
+
+    def check_tail(self, *, loaders: bool) -> None:
+        """See `Keeper`."""
+        if self.keeper is not None:
+            self.keeper.check_tail(loaders=loaders)
+
+    def _swap(self, letter: bytes) -> bytes:
+        """Sends `letter` to the buddy and returns the ward's. One message where the room suffices."""
+        session = self._session
+        buddy = (session.rank + self.shift) % session.world_size
+        ward = (session.rank - self.shift) % session.world_size
+        out, came = (torch.empty(_HEAD_BYTES + room, dtype=torch.uint8) for room in self._room)
+        first = letter[: self._room[0]]
+        memory_of(out)[: _HEAD_BYTES + len(first)] = len(letter).to_bytes(_HEAD_BYTES, "little") + first
+        _pass(out, buddy, came, ward, _TAG)
+        size = int.from_bytes(memory_of(came)[:_HEAD_BYTES], "little")
+        data = bytes(memory_of(came)[_HEAD_BYTES : _HEAD_BYTES + size])
+        more = [max(0, total - room) for total, room in zip((len(letter), size), self._room, strict=True)]
+        if any(more):
+            out, came = (torch.empty(count, dtype=torch.uint8) for count in more)
+            memory_of(out)[:] = letter[self._room[0] :]
+            _pass(out, buddy, came, ward, _TAG + 1)
+            data += bytes(memory_of(came))
+        self._room = [
+            max(room, 1 << (total - 1).bit_length())
+            for room, total in zip(self._room, (len(letter), size), strict=True)
+        ]
+        return data
+
+
+def _pass(out: Tensor, buddy: int, came: Tensor, ward: int, tag: int) -> None:
+    """Sends and receives, where there is something to send and to receive."""
+    world: Any = dist.group.WORLD
+    works = []
+    if came.numel():
+        works.append(world.inner.recv([came], ward, tag))
+    if out.numel():
+        works.append(world.inner.send([out], buddy, tag))
+    for work in works:
+        work.wait()
+
+
+def shift(world_size: int) -> int:
+    """By how many ranks a buddy is further: on another node, where the ranks are spread evenly."""
+    on_node = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return on_node if 0 < on_node < world_size and world_size % on_node == 0 else 1

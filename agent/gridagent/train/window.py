@@ -1,0 +1,326 @@
+"""What a step changes before its parameters do, kept as the step's window begins, put back if it is void.
+
+Random states, buffers, plain values of the registered objects and of the optimizers' groups. Parameters,
+optimizer state and large tensors of other objects are not kept: before the vote nothing may change them,
+and `rewind` refuses if something did.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gridagent.train.packing import unpack
+from gridagent.train.rng import Rng
+from gridagent.train.state import Entry, RankState, StateError, local, tree_entries, unwrap, with_extra_state
+
+#: Tensors up to this size are copied each time; larger ones only if their version says that they changed.
+SMALL_BYTES = 64 << 10
+
+
+def marks(value: Any) -> list[tuple[Any, ...]]:
+    """Identity and version of every tensor in a nest of lists, tuples and dicts."""
+    return [(tensor.data_ptr(), tensor._version) for tensor in _tensors(value)]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor._version
+
+
+@dataclass(frozen=True, slots=True)
+class BufferCopy:
+    """The values of all buffers at one moment."""
+
+    flats: list[Tensor]  #: small ones, side by side, one tensor for each dtype and device
+    large: list[Tensor]
+
+    def same(self, other: "BufferCopy") -> bool:
+        """Nothing has changed from one to the other; large ones are judged by version."""
+        return all(torch.equal(one, two) for one, two in zip(self.flats, other.flats, strict=True)) and all(
+            one is two for one, two in zip(self.large, other.large, strict=True)
+        )
+
+
+class Buffers:
+    """All buffers of the registered modules, and what modules have as extra state.
+
+    Small ones are copied each time, for torch's batch norm changes its statistics without a new version.
+    """
+
+    def __init__(self, state: RankState) -> None:
+        self.names: list[str] = []
+        self.extra: list[tuple[str, nn.Module]] = []
+        self._places: list[tuple[dict[str, Tensor | None], str]] = []
+        self._small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        self._large: list[int] = []
+        self._clones: dict[int, tuple[tuple[int, int], Tensor]] = {}
+        for name, wrapped in state.modules.items():
+            module = unwrap(wrapped)
+            self.extra += [(f"{name}/{path}#extra", child) for path, child in with_extra_state(module)]
+            for path, buffer in module.named_buffers():
+                owner, _, key = path.rpartition(".")
+                index = len(self.names)
+                self.names.append(f"{name}/{path}")
+                self._places.append((module.get_submodule(owner)._buffers, key))
+                if buffer.numel() * buffer.element_size() <= SMALL_BYTES:
+                    self._small.setdefault((buffer.dtype, buffer.device), []).append(index)
+                else:
+                    self._large.append(index)
+
+    def live(self, index: int) -> Tensor:
+        """The buffer itself, which the script may have replaced by another tensor."""
+        place, key = self._places[index]
+        buffer = place.get(key)
+        if buffer is None:
+            raise StateError(f"{self.names[index]} is no buffer any more")
+        return local(buffer)
+
+    def copy(self) -> BufferCopy:
+        """The values as they are now."""
+        flats = [
+            torch.cat([self.live(index).reshape(-1) for index in indices]) for indices in self._small.values()
+        ]
+        return BufferCopy(flats, [self._clone(index) for index in self._large])
+
+    def _clone(self, index: int) -> Tensor:
+        place, key = self._places[index]
+        buffer = place[key]
+        assert buffer is not None
+        known = self._clones.get(index)
+        if known is None or known[0] != _mark(buffer):
+            known = self._clones[index] = (_mark(buffer), local(buffer).clone())
+        return known[1]
+
+    def put_back(self, copy: BufferCopy) -> None:
+        """Sets every buffer to the value that it had."""
+        with torch.no_grad():
+            for index, value in self.parts(copy):
+                buffer = self.live(index)
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+    def parts(self, copy: BufferCopy) -> Iterator[tuple[int, Tensor]]:
+        """(index, value) of every buffer in a copy."""
+        for indices, flat in zip(self._small.values(), copy.flats, strict=True):
+            at = 0
+            for index in indices:
+                like = self.live(index)
+                yield index, flat[at : at + like.numel()].view(like.shape)
+                at += like.numel()
+        yield from zip(self._large, copy.large, strict=True)
+
+    def describe(self) -> list[str]:
+        """One line for each buffer: equal on two ranks whose copies fit each other."""
+        return [
+            f"{name} {self.live(i).dtype} {tuple(self.live(i).shape)}" for i, name in enumerate(self.names)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A registered object's state at one moment: packed values, and small tensors as copies."""
+
+    packed: bytes
+    tensors: list[Tensor]  #: the live ones
+    copies: list[Tensor | None]  #: None for a large one
+    marks: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> "Kept":
+        """Of a state dict, say. Raises `StateError`."""
+        packed, *rest = tree_entries(name, "other", value)
+        assert isinstance(packed.data, bytes)
+        tensors = [entry.data for entry in rest if isinstance(entry.data, Tensor)]
+        copies = [
+            tensor.clone() if tensor.numel() * tensor.element_size() <= SMALL_BYTES else None
+            for tensor in tensors
+        ]
+        return cls(packed.data, tensors, copies, [_mark(tensor) for tensor in tensors])
+
+    def same(self, other: "Kept") -> bool:
+        """No value differs; large tensors are judged by identity and version."""
+        return self.packed == other.packed and self.copies_equal(other) and not self.large_changed(other)
+
+    def copies_equal(self, other: "Kept") -> bool:
+        """The small tensors are equal."""
+        return len(self.copies) == len(other.copies) and all(
+            one is two or (one is not None and two is not None and _equal(one, two))
+            for one, two in zip(self.copies, other.copies, strict=True)
+        )
+
+    def large_changed(self, other: "Kept") -> bool:
+        """A large tensor is another one, or was written to."""
+        pairs = zip(self.copies, self.marks, other.marks, strict=False)
+        return any(copy is None and mark != now for copy, mark, now in pairs)
+
+    def values(self) -> list[Tensor]:
+        """The tensors as they were; large ones live."""
+        pairs = zip(self.copies, self.tensors, strict=True)
+        return [live if copy is None else copy for copy, live in pairs]
+
+    def entries(self, name: str) -> list[Entry]:
+        """As `RankState.inventory` gives them."""
+        tensors = [Entry(f"{name}#{i}", "other", value) for i, value in enumerate(self.values())]
+        return [Entry(name, "other", self.packed), *tensors]
+
+
+def keep_trees(state: RankState) -> dict[str, Kept]:
+    """The registered objects' states as they are now."""
+    return {
+        name: Kept.of(name, tree if isinstance(tree, dict) else tree.state_dict())
+        for name, tree in state.trees.items()
+    }
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    return one.dtype == two.dtype and one.shape == two.shape and torch.equal(one, two)
+
+
+class Window:
+    """One rank's state as the window of the step that runs began."""
+
+    def __init__(self, state: RankState) -> None:
+        self.rngs: list[Rng] = []  #: as each batch of the window was given out
+        self.buffers = Buffers(state)
+        self._state = state
+        self._parameters = _parameters(state)
+        self._copy = BufferCopy([], [])
+        self._extra: list[Kept] = []
+        self._trees: dict[str, Kept] = {}
+        self._groups: list[list[dict[str, Any]]] = []
+        self.ended_trees: dict[str, Kept] = {}  #: as the step before ended
+        self._ended_groups: list[list[dict[str, Any]]] = []
+        self._versions: list[int] = []
+        self._without: list[bool] = []  #: which parameters had no gradient
+
+    def begin(self) -> None:
+        """A window begins: keeps everything."""
+        state = self._state
+        self.rngs = [Rng.read(state)]
+        self._copy = self.buffers.copy()
+        self._extra = [Kept.of(name, module.get_extra_state()) for name, module in self.buffers.extra]
+        self._trees = keep_trees(state)
+        self._groups = self._read_groups()
+        self._versions = [parameter._version for parameter in self._parameters]
+        self._without = [parameter.grad is None for parameter in self._parameters]
+
+    def ended(self) -> None:
+        """The step ended: what its window's end has in common with the state of a rank at the boundary.
+
+        The next window begins later, with the next batch: meanwhile a script may step a scheduler, say.
+        """
+        self.ended_trees = keep_trees(self._state)
+        self._ended_groups = self._read_groups()
+
+    @contextmanager
+    def as_ended(self) -> Iterator[None]:
+        """Within, the optimizers' groups have the values that they had as the step before ended."""
+        now = self._read_groups()
+        self._put_back_groups(self._ended_groups)
+        try:
+            yield
+        finally:
+            self._put_back_groups(now)
+
+    def _read_groups(self) -> list[list[dict[str, Any]]]:
+        return [_plain_groups(optimizer) for optimizer in self._state.optimizers.values()]
+
+    def _put_back_groups(self, groups_of: list[list[dict[str, Any]]]) -> None:
+        for optimizer, groups in zip(self._state.optimizers.values(), groups_of, strict=True):
+            for group, plain in zip(optimizer.param_groups, groups, strict=True):
+                _put_back_group(group, plain)
+
+    def more(self) -> None:
+        """Another batch of the same window."""
+        self.rngs.append(Rng.read(self._state))
+
+    def rewind(self) -> None:
+        """Puts everything back to where the window began. Raises `StateError` if that cannot be done."""
+        state = self._state
+        if [parameter._version for parameter in self._parameters] != self._versions:
+            raise StateError("parameters were changed before the optimizers' step")
+        now = keep_trees(state)
+        for name, kept in self._trees.items():
+            if kept.large_changed(now[name]):
+                raise StateError(f"{name} changed a large tensor before the optimizers' step: do it after")
+        for name, kept in self._trees.items():
+            if not kept.same(now[name]):
+                _put_back_tree(state.trees[name], kept)
+            if isinstance(scaler := state.trees[name], torch.amp.GradScaler):
+                scaler._per_optimizer_states.clear()
+        self._put_back_groups(self._groups)
+        for parameter, without in zip(self._parameters, self._without, strict=True):
+            if without:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                _clear(parameter.grad)
+        self.buffers.put_back(self._copy)
+        for (_, module), kept in zip(self.buffers.extra, self._extra, strict=True):
+            module.set_extra_state(unpack(kept.packed, kept.values()))
+        self.rngs[0].put_back()
+
+
+def _parameters(state: RankState) -> list[Tensor]:
+    """Every parameter of registered modules and optimizers, once."""
+    found: dict[int, Tensor] = {}
+    for module in state.modules.values():
+        found |= {id(parameter): parameter for parameter in module.parameters()}
+    for optimizer in state.optimizers.values():
+        for group in optimizer.param_groups:
+            found |= {id(parameter): parameter for parameter in group["params"]}
+    return list(found.values())
+
+
+def _clear(gradient: Tensor) -> None:
+    """As `Optimizer.zero_grad(set_to_none=False)` does it: a view into DDP's bucket cannot be detached."""
+    if gradient.grad_fn is not None:
+        gradient.detach_()
+    else:
+        gradient.requires_grad_(False)
+    gradient.zero_()
+
+
+def _plain_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {
+            key: value.clone() if isinstance(value, Tensor) else value
+            for key, value in group.items()
+            if key not in ("params", "param_names")
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _put_back_group(group: dict[str, Any], plain: dict[str, Any]) -> None:
+    for key, value in plain.items():
+        if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
+            group[key].copy_(value)
+        else:
+            group[key] = value
+
+
+def _put_back_tree(tree: Any, kept: Kept) -> None:
+    with torch.no_grad():
+        for live, copy in zip(kept.tensors, kept.copies, strict=True):
+            if copy is not None and not torch.equal(live, copy):
+                live.copy_(copy)
+    value = unpack(kept.packed, kept.tensors)
+    if isinstance(tree, dict):
+        tree.clear()
+        tree.update(value)
+    else:
+        tree.load_state_dict(value)
