@@ -22,6 +22,7 @@ ENV_ALLOW = (
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
     "MASTER_*",
     "OMP_*",
     "MKL_*",

@@ -232,17 +232,21 @@ class Driver:
     async def _states(self, plan: Plan) -> dict[int, str]:
         """What agents say of the new membership's ranks, as far as they answer.
 
-        "lost" is the agent's own word: the process is gone. A session that merely reconnects is not.
+        "lost" is the agent's own word: the process is gone. A session that merely reconnects is not. While
+        others stand somebody has died; a new process that did so before its first word is on no list.
         """
         try:
             nodes = await self._world.look({member.node for member in plan.members})
         except AgentError:
             return {}
-        sessions = {member.session for member in plan.members if member.role != "source"}
-        return {
-            rank.rank: rank.state
-            for node in nodes.values()
-            if node.reachable and node.status
-            for rank in node.status.ranks
-            if rank.session in sessions
+        sessions = {member.session: member.rank for member in plan.members if member.role != "source"}
+        told = [node.status for node in nodes.values() if node.reachable and node.status]
+        states = {
+            rank.rank: rank.state for status in told for rank in status.ranks if rank.session in sessions
         }
+        if "standing" in states.values():
+            answering = {status.node for status in told}
+            for member in plan.members:
+                if member.role == "target" and member.node in answering:
+                    states.setdefault(member.rank, "lost")
+        return states

@@ -165,8 +165,8 @@ class Cell:
         self.seen = ""  #: how it ended: see `promised`
         self.run_state = ""  #: of the controller's run
         self.took_s = 0.0  #: from the kill to the end of the run
-        job = Job("ddp", steps=STEPS)
-        self.control = fleet.control(job)
+        job = Job("ddp", ("attempt",), steps=STEPS)
+        self.control = fleet.control(Job("ddp", steps=STEPS))
         env = (("GRIDAGENT_DAMAGE", f"hold:{point.held}"),) if "@" in point.held else ()
         self.job = fleet.start(replace(job, env=env))
         self.job.pace(PACE_S)
@@ -376,14 +376,24 @@ class Cell:
         wait_for("no spare is left", partial(_no_spare, self.spare.agent.client()))
         self.fresh = self.fleet.park(self.job)
         self.job.left = [self.fresh]
-        known = lambda: self.fresh.session in [  # noqa: E731
-            s.session for s in self.client.view("spares", model.Spare) if s.state == "parked"
-        ]
+        fresh = self.fresh.session
+
+        def known() -> bool:
+            return fresh in [
+                s.session for s in self.client.view("spares", model.Spare) if s.state == "parked"
+            ]
+
         wait_for("the controller sees the fresh spare", known)
         self.second = plan = self.client.plan(Request(node="n2", job=self.job.name, who="ann"))
         gate = Gate(digest=plan.digest, who="ann", reason="a test", typed="n2")
         self.run_id = self.client.apply(plan.id, gate).id
-        run = wait_for("the recovery ends", self._stopped)
+
+        def ended() -> OperatorRun | None:
+            for holder in self._processes():  # whoever is held at the cell's point once more
+                holder.process.send_signal(signal.SIGCONT)
+            return self._stopped()
+
+        run = wait_for("the recovery ends", ended)
         assert run.state == "done", run
         self.run_state = f"{self.run_state}, recovery {run.state}"
         self._look()

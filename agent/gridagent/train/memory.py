@@ -224,6 +224,13 @@ class Memory:
         self._switches = 0
         self._room = [_ROOM_BYTES, _ROOM_BYTES]  #: of the message that we send, of the one that comes
 
+    @property
+    def ward(self) -> int:
+        """The rank whose memory this one keeps; -1 while it has none."""
+        if self.keeper is None or not self.keeper.wards:
+            return -1
+        return (self._session.rank - self.shift) % self._session.world_size
+
     def exchange(self, step: int) -> None:
         """Raises `RuntimeError` of the group if a peer is gone."""
         session, registry = self._session, CONTEXT.registry

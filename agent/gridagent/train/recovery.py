@@ -23,7 +23,8 @@ _LOOK_S = 0.02
 
 def deputies(me: wire.Member, members: list[wire.Member]) -> list[wire.Member]:
     """The sources that this process speaks for, besides what it is itself."""
-    return [member for member in members if member.role == "source" and member.session == me.session != ""]
+    spoken_for = [member for member in members if member.role == "source" and member.session == me.session]
+    return spoken_for if me.role == "survivor" else []
 
 
 def recovers(members: list[wire.Member]) -> bool:

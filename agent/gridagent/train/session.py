@@ -314,6 +314,7 @@ class Session:
             step=self.step,
             facts=CONTEXT.facts(),
             state="frozen" if self.handovers.frozen else "standing" if self.attempts.void else "training",
+            ward=self.attempts.memory.ward if self.attempts.void else -1,
         )
 
     def report(self) -> wire.SessionReport:
