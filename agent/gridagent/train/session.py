@@ -209,6 +209,7 @@ class Session:
         with self.lock:
             self.standing = standing
         if self._link is not None:
+            self._link.flush()  # first: the agent takes the step from what it hears last
             self._link.send(self.hello())
         while standing and not self._boundary_jobs.empty():
             self._boundary_jobs.get()()
