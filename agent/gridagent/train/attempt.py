@@ -88,10 +88,14 @@ class Attempts:
         return self._window
 
     def apply(self) -> None:
-        """Some rank has applied this step: when this one is told to go on, it applies it too."""
+        """Some rank has applied this step: this one goes on and applies it too, as far as the step's end.
+
+        Whether there are new groups by then is of no account: after the vote there are no collectives.
+        """
         if not self.void or not self.entered or self._rewound:
             raise SessionError("this rank does not stand in a vote whose step could still be applied")
         self._apply = True
+        self._session.leave()
 
     def rewind(self) -> None:
         """Puts everything back to where the window began. The step can only be repeated after that.
@@ -264,22 +268,18 @@ class Attempts:
         return True
 
     def _failed_vote(self) -> str:
-        """Sends the memory on and votes. Returns what failed."""
-        step = self._session.step
-        ballot = torch.tensor([step, -step], dtype=torch.int64)
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]  # the stub lacks the conversion
+        """Sends the memory on and votes. Returns what failed.
+
+        The vote is a barrier: whoever comes out knows that all have gone in, with their ward's letter.
+        """
         try:
-            self.memory.exchange(step)
+            self.memory.exchange(self._session.step)
             world: Any = dist.group.WORLD
-            world.inner.allreduce([ballot], options).wait()
+            world.inner.barrier().wait()
+            self.memory.sent()
         except (RuntimeError, AttributeError) as error:  # AttributeError: another thread saw it first
-            return f"the vote on step {step}: {error}"
-        if ballot.tolist() != [step, -step]:
-            raise SessionError(
-                f"this rank votes on step {step}, others on {-int(ballot[1])} to {int(ballot[0])}:"
-                " call session.end_step() equally often on every rank"
-            )
+            self.memory.let_go()
+            return f"the vote on step {self._session.step}: {error}"
         return ""
 
     # ------------------------------------------------------------------------------ standing
@@ -305,7 +305,7 @@ class Attempts:
                 self._requeue(f"nobody made the groups anew within {hold_s:g} s ({why})")
             if job is not None:
                 job()
-            elif not tolerance.failure:
+            elif self._apply or not tolerance.failure:
                 break
             else:  # meant for a hand-over that was under way: nobody can go on without groups
                 session.stand(True)

@@ -44,6 +44,11 @@ def assemble(
     letter = ward.letter
     if letter.unusable:
         raise StateError(f"the memory of it cannot be used: {letter.unusable}")
+    if keeper.doubtful == letter.step + 1:
+        raise StateError(
+            f"the memory of it cannot be used: in step {letter.step} the script changed random states,"
+            " buffers or a loader between the vote and end_step, here at least"
+        )
     values = {keeper.buffers.names[i]: value for i, value in keeper.buffers.parts(ward.copy)}
     entries: list[Entry] = []
     with window.as_ended():

@@ -31,6 +31,7 @@ class Link:
         self._hello = hello
         self._sock: socket.socket | None = None
         self._send_lock = threading.Lock()
+        self._flush_lock = threading.Lock()
         self._asks: dict[int, tuple[threading.Event, list[wire.Answer]]] = {}
         self._next_id = 0
         self._closed = False
@@ -81,12 +82,13 @@ class Link:
 
     def flush(self) -> None:
         """Sends the steps that have not been sent."""
-        steps, self._steps = self._steps, []
-        hello = self._hello()
-        if steps and not self.send(
-            wire.Progress(job=hello.job, rank=hello.rank, epoch=hello.epoch, entries=steps)
-        ):
-            self._steps = steps + self._steps
+        with self._flush_lock:  # the training thread flushes too, where it stops
+            steps, self._steps = self._steps, []
+            hello = self._hello()
+            if steps and not self.send(
+                wire.Progress(job=hello.job, rank=hello.rank, epoch=hello.epoch, entries=steps)
+            ):
+                self._steps = steps + self._steps
 
     def settle(self, timeout_s: float) -> None:
         """Lets commands that run now come to their reply."""

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import torch
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gridagent.train.context import CONTEXT
+from gridagent.train.errors import SessionError
 from gridagent.train.rng import Rng
 from gridagent.train.state import Entry, RankState, StateError, memory_of, tree_entries
 from gridagent.train.window import BufferCopy, Buffers, Kept, keep_trees
@@ -93,6 +94,7 @@ class Ward:
 class _Own:
     """Our own small state at a vote."""
 
+    step: int
     rng: Rng
     buffers: BufferCopy
     extra: list[Kept]
@@ -107,7 +109,8 @@ class Keeper:
     def __init__(self, state: RankState) -> None:
         self.buffers = Buffers(state)
         self.wards: dict[int, Ward] = {}  #: step -> the ward's state at its start
-        self.unusable = _UNSEEN
+        self.unusable = _UNSEEN  #: why what we send must not be used
+        self.doubtful = -1  #: the step at whose start the ward may be other than it said: we are
         self._state = state
         self._layout = hashlib.sha256("\n".join(self.buffers.describe()).encode()).digest()
         self._own: _Own | None = None
@@ -121,7 +124,7 @@ class Keeper:
 
     def write(self, step: int) -> bytes:
         """The letter about us, in the vote of `step`."""
-        own = self._own = self._read()
+        own = self._own = self._read(step)
         sent: list[Tensor | None] = [*self._sent] or [None] * len(own.buffers.large)
         letter = Letter(
             step,
@@ -138,14 +141,20 @@ class Keeper:
         return _encode(letter)
 
     def take(self, step: int, data: bytes) -> None:
-        """Keeps the letter of our ward as its state at the start of `step` + 1. Raises `StateError`."""
+        """Keeps the letter of our ward as its state at the start of `step` + 1. Raises `StateError`,
+
+        and `SessionError` if the ranks are at different steps.
+        """
         assert self._own is not None
         try:
             letter = _decode(data)
         except msgspec.MsgspecError as error:
             raise StateError(f"the memory of another rank is damaged: {error}") from None
         if letter.step != step:
-            raise StateError(f"the memory of another rank is of step {letter.step}, not {step}")
+            raise SessionError(
+                f"this rank is at step {step}, another one at {letter.step}: call session.end_step() equally"
+                " often on every rank"
+            )
         before = self._large or [torch.empty(0)] * len(letter.large)
         self._large = [
             old if part is None else part.tensor() for part, old in zip(letter.large, before, strict=True)
@@ -166,7 +175,7 @@ class Keeper:
     def check_tail(self, *, loaders: bool) -> None:
         """Did what came after the vote leave alone what was sent? `loaders`: look at those too."""
         own = self._own
-        if own is None or self.unusable not in ("", _UNSEEN):
+        if own is None:
             return
         changed = [] if own.rng.same(Rng.read(self._state)) else ["random states"]
         if not own.buffers.same(self.buffers.copy()):
@@ -175,8 +184,12 @@ class Keeper:
             changed.append("extra state of modules")
         if loaders and own.loaders != self._read_loaders():
             changed.append("a loader")
-        self.unusable = ""
+        if self.unusable == _UNSEEN:
+            self.unusable = ""
         if changed:
+            # The ward runs the same script. It dies perhaps before it can tell what it has seen itself.
+            self.doubtful = own.step + 1
+        if changed and not self.unusable:
             self.unusable = f"its script changes {' and '.join(changed)} between the vote and end_step"
             _log.warning(
                 "if this rank dies, its step cannot be repeated: the script changes %s after the optimizer's"
@@ -184,15 +197,14 @@ class Keeper:
                 " and ".join(changed),
             )
 
-    def _read(self) -> _Own:
+    def _read(self, step: int) -> _Own:
         rng = Rng.read(self._state)
         loaders = self._read_loaders()
         drawn = bool(loaders) and not torch.equal(torch.get_rng_state(), rng.tensors["rng/torch"])
         if drawn:
             rng.put_back()
-        return _Own(
-            rng, self.buffers.copy(), self._read_extra(), keep_trees(self._state), loaders, drawn
-        )  # fmt: skip
+        extra, trees = self._read_extra(), keep_trees(self._state)
+        return _Own(step, rng, self.buffers.copy(), extra, trees, loaders, drawn)
 
     def _read_extra(self) -> list[Kept]:
         return [Kept.of(name, module.get_extra_state()) for name, module in self.buffers.extra]
@@ -219,6 +231,7 @@ class Memory:
 
     def __init__(self, session: "Session") -> None:
         self._session = session
+        self._sending: list[Any] = []
         self.keeper: Keeper | None = None
         self.shift = shift(session.world_size)
         self._switches = 0
@@ -232,7 +245,10 @@ class Memory:
         return (self._session.rank - self.shift) % self._session.world_size
 
     def exchange(self, step: int) -> None:
-        """Raises `RuntimeError` of the group if a peer is gone."""
+        """Returns once the ward's letter is here. Raises `RuntimeError` of the group if a peer is gone.
+
+        Whether ours has arrived does not matter to us: the buddy does not vote before.
+        """
         session, registry = self._session, CONTEXT.registry
         if self.keeper is None:
             self.keeper = Keeper(session.state)
@@ -245,6 +261,15 @@ class Memory:
             self.keeper.take(step, self._swap(letter))
         except StateError as error:
             _log.warning("rank %s: %s", session.rank, error)
+
+    def sent(self) -> None:
+        """Waits until our letter is away. Raises `RuntimeError` of the group."""
+        while self._sending:
+            self._sending.pop().wait()
+
+    def let_go(self) -> None:
+        """Drops what is being sent: it holds the group's sockets."""
+        self._sending.clear()
 
     def applied(self, step: int) -> None:
         """The vote of `step` succeeded."""
@@ -264,14 +289,14 @@ class Memory:
         out, came = (torch.empty(_HEAD_BYTES + room, dtype=torch.uint8) for room in self._room)
         first = letter[: self._room[0]]
         memory_of(out)[: _HEAD_BYTES + len(first)] = len(letter).to_bytes(_HEAD_BYTES, "little") + first
-        _pass(out, buddy, came, ward, _TAG)
+        self._pass(out, buddy, came, ward, _TAG)
         size = int.from_bytes(memory_of(came)[:_HEAD_BYTES], "little")
         data = bytes(memory_of(came)[_HEAD_BYTES : _HEAD_BYTES + size])
         more = [max(0, total - room) for total, room in zip((len(letter), size), self._room, strict=True)]
         if any(more):
             out, came = (torch.empty(count, dtype=torch.uint8) for count in more)
             memory_of(out)[:] = letter[self._room[0] :]
-            _pass(out, buddy, came, ward, _TAG + 1)
+            self._pass(out, buddy, came, ward, _TAG + 1)
             data += bytes(memory_of(came))
         self._room = [
             max(room, 1 << (total - 1).bit_length())
@@ -279,17 +304,14 @@ class Memory:
         ]
         return data
 
-
-def _pass(out: Tensor, buddy: int, came: Tensor, ward: int, tag: int) -> None:
-    """Sends and receives, where there is something to send and to receive."""
-    world: Any = dist.group.WORLD
-    works = []
-    if came.numel():
-        works.append(world.inner.recv([came], ward, tag))
-    if out.numel():
-        works.append(world.inner.send([out], buddy, tag))
-    for work in works:
-        work.wait()
+    def _pass(self, out: Tensor, buddy: int, came: Tensor, ward: int, tag: int) -> None:
+        """Begins to send, and receives, where there is something to send and to receive."""
+        inner = cast(Any, dist.group.WORLD).inner
+        work = inner.recv([came], ward, tag) if came.numel() else None
+        if out.numel():
+            self._sending.append(inner.send([out], buddy, tag))
+        if work is not None:
+            work.wait()
 
 
 def shift(world_size: int) -> int:

@@ -209,9 +209,17 @@ class Session:
         with self.lock:
             self.standing = standing
         if self._link is not None:
+            self._link.flush()  # first: the agent takes the step from what it hears last
             self._link.send(self.hello())
         while standing and not self._boundary_jobs.empty():
             self._boundary_jobs.get()()
+
+    def leave(self) -> None:
+        """Lets the training thread go from where it stands, unless it has been told to already."""
+        with self.lock:
+            if self.standing:
+                self.standing = False
+                self.jobs.put(None)
 
     def drain(self) -> None:
         """Closes the groups to side threads and waits until no collective is in flight."""

@@ -1,0 +1,169 @@
+"""What it costs that a step can be repeated: microseconds a step, by part, and as a share of the step.
+
+Three ranks of DDP over gloo on this machine, each with a session whose agent's end swallows what comes.
+Blocks of steps as attempts and blocks without alternate in the same processes. The parts are measured
+inside the attempts; the vote's part holds waiting for the slowest rank, which the next collective would
+wait for otherwise. Aim: 1 % of the step.
+"""
+
+import importlib
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+AIM = 0.01
+RANKS, BLOCKS = 3, 8
+#: name -> (width of the layers, steps in a block, batch)
+MODELS = {"small (9 k parameters)": (64, 100, 16), "5 M parameters": (1560, 12, 64)}
+
+
+def swallow(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    while connection.recv(1 << 16):
+        pass
+
+
+class Parts:
+    """Times of the parts, on rank 0."""
+
+    def __init__(self) -> None:
+        self.spent_s: dict[str, float] = defaultdict(float)
+
+    def watch(self, owner: Any, method: str, part: str) -> None:
+        function: Callable[..., Any] = getattr(owner, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begun_s = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.spent_s[part] += time.perf_counter() - begun_s
+
+        setattr(owner, method, timed)
+
+
+def build(width: int, session_type: Any) -> tuple[Any, ...]:
+    torch.manual_seed(1)
+    layers = [
+        nn.Linear(width, width),
+        nn.BatchNorm1d(width),
+        nn.GELU(),
+        nn.Dropout(0.1),
+        nn.Linear(width, width),
+    ]
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    session = session_type(model=model, optimizer=optimizer, schedule=schedule)
+    return model, optimizer, schedule, session
+
+
+def train(name: str) -> None:
+    from gridagent.train import CONTEXT, Session
+
+    width, steps, count = MODELS[name]
+    model, optimizer, schedule, session = build(width, Session)
+    batch = torch.randn(count, width)
+
+    def block(attempt: Callable[[], Any]) -> float:
+        dist.barrier()
+        begun_s = time.perf_counter()
+        for _ in range(steps):
+            with attempt():
+                model(batch).square().mean().backward()
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                session.end_step()
+        return (time.perf_counter() - begun_s) / steps
+
+    block(nullcontext)
+    with_s, without_s = [], []
+    for number in range(BLOCKS + 1):
+        with_s.append(block(session.attempt))
+        if number == 0:
+            parts = watched(session.attempts)
+        session.attempts.used = False
+        without_s.append(block(nullcontext))
+    if dist.get_rank() == 0:
+        tell(name, statistics.median(with_s[1:]), statistics.median(without_s[1:]), parts, BLOCKS * steps)
+    session.close()
+    CONTEXT.link = CONTEXT.registry.tolerance = None
+
+
+def watched(attempts: Any) -> Parts:
+    parts = Parts()
+    parts.watch(attempts.window, "begin", "snapshot: window begins")
+    parts.watch(attempts.window, "ended", "snapshot: step ended")
+    parts.watch(attempts.memory.keeper, "write", "memory: read and written")
+    parts.watch(attempts.memory, "_swap", "memory: sent and received")
+    parts.watch(attempts.memory.keeper, "take", "memory: kept")
+    parts.watch(attempts.memory.keeper, "check_tail", "memory: tail checked")
+    parts.watch(attempts, "_failed_vote", "vote and memory together")
+    return parts
+
+
+def tell(name: str, with_s: float, without_s: float, parts: Parts, steps: int) -> None:
+    spent_us = {part: spent_s / steps * 1e6 for part, spent_s in parts.spent_s.items()}
+    together_us = spent_us.pop("vote and memory together")
+    inside = ("memory: read and written", "memory: sent and received", "memory: kept")
+    spent_us["vote"] = together_us - sum(spent_us[part] for part in inside)
+    print(f"{name}: a step takes {without_s * 1e6:.0f} us, as an attempt {with_s * 1e6:.0f} us"
+          f" ({with_s / without_s - 1:+.1%})")  # fmt: skip
+    for part, us in sorted(spent_us.items()):
+        print(f"  {part:28} {us:7.1f} us  {us / without_s / 1e6:6.2%}")
+    total_us = sum(spent_us.values())
+    print(f"  {'together':28} {total_us:7.1f} us  {total_us / without_s / 1e6:6.2%}   aim {AIM:.0%}")
+
+
+def rank() -> None:
+    with tempfile.TemporaryDirectory(prefix="g") as folder:
+        torch.set_num_threads(1)
+        os.environ["GRIDAGENT_SOCKET"] = f"{folder}/agent.sock"
+        importlib.import_module("gridagent.train")  # makes "grid" known
+        dist.init_process_group("grid")
+        for name in MODELS:
+            server = socket.socket(socket.AF_UNIX)
+            with server:
+                server.bind(f"{folder}/agent.sock")
+                server.listen()
+                threading.Thread(target=swallow, args=(server,), daemon=True).start()
+                train(name)
+            os.unlink(f"{folder}/agent.sock")
+        dist.destroy_process_group()
+
+
+def main() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, "rank"], env={**environment, "RANK": str(number)})
+        for number in range(RANKS)
+    ]
+    return max(abs(process.wait()) for process in ranks)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["rank"]:
+        rank()
+    else:
+        sys.exit(main())
