@@ -146,18 +146,19 @@ def main() -> None:
     numpy.random.seed(options.seed * 1000 + rank)
     log = (options.out / f"rank-{rank}.jsonl").open("a")
     for batch in session.batches(text):  # gridctl: in the place of `for batch in text`
-        logits = model(batch[:, :-1])
-        loss = nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), batch[:, 1:].reshape(-1))
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if session.is_owner:  # gridctl: a warming spare writes nothing
-            line = [session.step, float(loss.detach()).hex(), time.time(), os.getpid()]
-            log.write(json.dumps(line) + "\n")
-            log.flush()
-        session.end_step(loss=loss)  # gridctl: the step boundary
+        with session.attempt():  # gridctl: a step that a dead peer spoils is repeated
+            logits = model(batch[:, :-1])
+            loss = nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), batch[:, 1:].reshape(-1))
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            if session.is_owner:  # gridctl: a warming spare writes nothing
+                line = [session.step, float(loss.detach()).hex(), time.time(), os.getpid()]
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+            session.end_step(loss=loss)  # gridctl: the step boundary
         if session.is_owner and session.step >= stop_step(options.stop):
             break
     proof = session.close()  # gridctl: digests of the final state

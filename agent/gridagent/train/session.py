@@ -1,4 +1,4 @@
-"""The training session: what a training script sees of gridctl, about five lines.
+"""The training session: what a training script sees of gridctl, about six lines.
 
     from gridagent.train import Session           # also makes the backend "grid" known to torch
     dist.init_process_group("grid")
