@@ -12,9 +12,10 @@ from gridagent.wire import StreamRecord
 from gridctl.control.ledger import Ledger
 from gridctl.control.steplog import StepLog
 from gridctl.detect.policy import builtin
+from gridctl.detect.standing import Standing
 from gridctl.detect.watch import Watch
 from gridctl.model.findings import SEVERITIES, Decision, Finding, Output, Verdict, WatchedNode
-from gridctl.model.fleet import Node
+from gridctl.model.fleet import Node, jobs
 from gridctl.model.runs import Incident
 
 
@@ -28,11 +29,15 @@ class Sentinel:
         self._steps = steps
         self._propose = propose
         self._watch = Watch(builtin())
+        self._standing = Standing()
         self._proposals: set[asyncio.Task[None]] = set()
         self._handovers: dict[str, tuple[str, str]] = {}  #: hand-over -> (incident, run)
 
     def nodes_changed(self, nodes: Iterable[Node]) -> None:
-        """What detection should know of the fleet."""
+        """What detection should know of the fleet. Raises `Refused` if the journal cannot be written."""
+        nodes = list(nodes)
+        for found in self._standing.look(jobs(nodes), time.time()):
+            self._said(found)
         for node in nodes:
             if status := node.status:
                 self._watch.update(
