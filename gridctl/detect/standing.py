@@ -31,7 +31,7 @@ class Standing:
                     action="recover_rank",
                     why=[
                         f"the process of rank {rank.rank} of {job.name} has ended; ranks {waiting} stand in"
-                        f" step {job.step}. They hold it for GRIDAGENT_HOLD_S (600 s if not set), then they end",
+                        f" step {job.step}. They hold it for GRIDAGENT_HOLD_S (default 600 s), then they end",
                         f"gridctl swap plan {rank.node}: a new process takes the rank, no step is lost",
                     ],
                     rule="job.stands",

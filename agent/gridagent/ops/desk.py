@@ -10,7 +10,7 @@ from gridagent.errors import OpFailed, Refused
 from gridagent.lease import Lease
 from gridagent.ops import Effect
 from gridagent.ops.freeze import Freezes
-from gridagent.ops.log import Entry, OpLog
+from gridagent.ops.log import Entry, OpLog, args_digest
 from gridagent.telemetry.spool import Spool
 from gridagent.wire import OpRequest, OpStatus
 
@@ -108,11 +108,8 @@ class Desk:
         """
         known = self._log.entries.get(request.id)
         if known:
-            if (known.request.kind, known.request.run, known.request.args) != (
-                request.kind,
-                request.run,
-                request.args,
-            ):
+            first = (known.request.kind, known.request.run, known.sha256)
+            if first != (request.kind, request.run, args_digest(request)):
                 raise Refused(
                     "bad-request", f"the id {request.id} was used for another operation; make a new one"
                 )

@@ -1,5 +1,9 @@
-"""The operations of this node as its journal tells them. A record is on the disk before its effect."""
+"""The operations of this node as its journal tells them. A record is on the disk before its effect.
 
+How a rank was started is not among what is written: a command line may hold what nobody should read.
+"""
+
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ class Entry(msgspec.Struct):
 
     request: OpRequest
     status: OpStatus
+    sha256: str  #: of the request's args as they were given
     t_end_unix_s: float = 0.0
 
 
@@ -48,8 +53,13 @@ class OpLog:
 
     def accept(self, request: OpRequest, actor: str) -> Entry:
         """Raises `Refused` (disk-full, journal); then nothing was accepted."""
-        data = {"event": "accepted", "request": plain(request)}
-        return self._replay(data, self._append(actor, data))
+        written = {
+            "event": "accepted",
+            "request": plain(_written(request)),
+            "args_sha256": args_digest(request),
+        }
+        t_unix_s = self._append(actor, written)
+        return self._replay({**written, "request": plain(request)}, t_unix_s)
 
     def end(self, entry: Entry, actor: str, *, error: str = "", value: Any = None) -> None:
         """Records how an operation ended. Without space the end is remembered until the agent ends."""
@@ -89,7 +99,8 @@ class OpLog:
             status = OpStatus(
                 id=request.id, kind=request.kind, run=request.run, state="accepted", t_unix_s=t_unix_s
             )
-            entry = self.entries[request.id] = Entry(request, status)
+            sha256 = data.get("args_sha256") or args_digest(request)
+            entry = self.entries[request.id] = Entry(request, status, sha256)
         else:
             entry = self.entries[data["id"]]
             entry.t_end_unix_s = t_unix_s
@@ -97,3 +108,21 @@ class OpLog:
                 entry.status, state=data["event"], error=data["error"], value=data["value"]
             )
         return entry
+
+
+_canonical = msgspec.json.Encoder(order="deterministic").encode
+
+
+def args_digest(request: OpRequest) -> str:
+    """SHA-256 over the args' JSON, keys in order."""
+    return hashlib.sha256(_canonical(request.args)).hexdigest()
+
+
+def _written(request: OpRequest) -> OpRequest:
+    """The request as the journal has it: a launch by its job, its rank and its digest."""
+    launch = request.args.get("launch")
+    if not isinstance(launch, dict):
+        return request
+    told = {"job": launch.get("job"), "rank": launch.get("rank")}
+    told["sha256"] = hashlib.sha256(_canonical(launch)).hexdigest()
+    return msgspec.structs.replace(request, args={**request.args, "launch": told})
