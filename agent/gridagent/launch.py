@@ -132,8 +132,8 @@ def register(home: Home, config: AgentConfig, job: str, argv: list[str]) -> dict
         name = option.lstrip("-").partition("=")[0]
         if option.startswith("-") and is_secret(name):
             print(
-                f"gridagent: the option --{name} looks like a secret. Arguments are kept as they are, in files"
-                " that only this user can read, here and on the node of a spare: better give secrets by a file",
+                f"gridagent: the option --{name} looks like a secret. Arguments are kept as they are, in"
+                " files that only this user reads, here and on a spare's node: better give secrets by a file",
                 file=sys.stderr,
             )
     spec = LaunchSpec(
