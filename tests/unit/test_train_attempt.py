@@ -170,8 +170,6 @@ def test_until_a_step_has_ended_the_memory_cannot_be_used() -> None:
         (lambda rank: random.random(), "random states"),
         (lambda rank: np.random.rand(), "random states"),
         (lambda rank: torch.randn(1, generator=rank.noise), "random states"),
-        (lambda rank: rank.model[1].running_mean.add_(1), "buffers"),
-        (lambda rank: rank.model[0].mask.add_(1), "buffers"),
         (lambda rank: setattr(rank.loader, "at", 9), "a loader"),
         (lambda rank: setattr(rank.model.get_submodule("extra"), "seen", 9), "extra state"),
     ],
@@ -181,6 +179,44 @@ def test_a_tail_that_changes_what_was_sent_is_named(change: Callable[[Rank], Any
     for step in range(2):
         step_of(ward, deputy, step, lambda: change(ward))
     with pytest.raises(StateError, match=f"changes {named}.* between the vote and end_step"):
+        assembled(deputy, 2)
+
+
+@pytest.mark.parametrize("name", ["model/0.mask", "model/1.running_mean"])
+def test_a_buffer_that_is_rank_local_and_changes_in_the_tail_cannot_be_recovered(name: str) -> None:
+    ward, deputy = Rank(0), Rank(1)
+
+    def tail() -> None:
+        for rank in (ward, deputy):
+            rank.keeper.buffers.live(rank.keeper.buffers.names.index(name)).add_(1)
+
+    for step in range(2):
+        step_of(ward, deputy, step, tail)
+    with pytest.raises(StateError, match=f"{name} is rank-local and changed after the vote"):
+        assembled(deputy, 2)
+
+
+def test_a_buffer_that_all_change_alike_in_the_tail_is_the_deputys() -> None:
+    """The counter of an exponential moving average, say."""
+    ward, deputy = Rank(0), Rank(1)
+
+    def tail() -> None:
+        for rank in (ward, deputy):
+            rank.model[1].num_batches_tracked.add_(1)
+
+    for step in range(3):
+        rng = step_of(ward, deputy, step, tail)
+    rng.put_back()
+    assert digests(assembled(deputy, 3)) == digests(ward.state.inventory())
+
+
+def test_parameters_that_change_between_a_steps_end_and_the_next_batch_are_named() -> None:
+    """The ward's target would change them once more."""
+    ward, deputy = Rank(0), Rank(1)
+    for step in range(2):
+        step_of(ward, deputy, step)
+    nn.init.zeros_(deputy.model[0].weight)
+    with pytest.raises(StateError, match="parameters were changed between end_step and the next batch"):
         assembled(deputy, 2)
 
 

@@ -46,10 +46,15 @@ def assemble(
         raise StateError(f"the memory of it cannot be used: {letter.unusable}")
     if keeper.doubtful == letter.step + 1:
         raise StateError(
-            f"the memory of it cannot be used: in step {letter.step} the script changed random states,"
-            " buffers or a loader between the vote and end_step, here at least"
+            f"the memory of it cannot be used: in step {letter.step} the script changed random states"
+            " or a loader between the vote and end_step, here at least"
         )
     values = {keeper.buffers.names[i]: value for i, value in keeper.buffers.parts(ward.copy)}
+    for index in keeper.tail.union(letter.tail):
+        name = keeper.buffers.names[index]
+        if index in keeper.differing:
+            raise StateError(f"{name} is rank-local and changed after the vote: it cannot be recovered")
+        values[name] = keeper.buffers.live(index)
     entries: list[Entry] = []
     with window.as_ended():
         for entry in state.inventory(loaders=False):

@@ -263,7 +263,6 @@ class GroupRegistry:
         self._gate = threading.Condition()
         self.standin: Callable[[int, int], Any] | None = None  #: makes inner groups in a spare
         self.tolerance: Tolerance | None = None  #: what becomes of failures, where steps are attempts
-        self.switches = 0  #: rises with every exchange of inner groups
 
     def tolerate(self) -> Tolerance:
         """From now on failures are recorded, in steps that are attempts. Called by the training thread."""
@@ -330,7 +329,6 @@ class GroupRegistry:
         world = c10d._get_default_group()
         backend, store_before = c10d._world.pg_map[world]
         c10d._world.pg_map[world] = (backend, store)
-        self.switches += 1
         if self.tolerance is not None:
             self.tolerance.reset()
         return before, store_before

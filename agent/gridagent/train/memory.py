@@ -9,6 +9,7 @@ been seen to hold once, what is sent says that it cannot be used.
 import hashlib
 import logging
 import os
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gridagent.train.context import CONTEXT
 from gridagent.train.errors import SessionError
 from gridagent.train.rng import Rng
 from gridagent.train.state import Entry, RankState, StateError, memory_of, tree_entries
@@ -68,6 +68,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
 
     step: int
     unusable: str  #: why it must not be used; "" if it may
+    tail: list[int]  #: buffers that change after the vote, so that they are not what is sent here
     layout: bytes  #: digest over the buffers' names, dtypes and shapes
     rng: bytes
     flats: list[Part]
@@ -109,6 +110,8 @@ class Keeper:
     def __init__(self, state: RankState) -> None:
         self.buffers = Buffers(state)
         self.wards: dict[int, Ward] = {}  #: step -> the ward's state at its start
+        self.tail: set[int] = set()  #: our buffers that change after the vote
+        self.differing: set[int] = set()  #: buffers that were once other than the ward's
         self.unusable = _UNSEEN  #: why what we send must not be used
         self.doubtful = -1  #: the step at whose start the ward may be other than it said: we are
         self._state = state
@@ -129,6 +132,7 @@ class Keeper:
         letter = Letter(
             step,
             "reading a loader's state draws random numbers" if own.drawn else self.unusable,
+            sorted(self.tail),
             self._layout,
             own.rng.pack(),
             [Part.of(flat) for flat in own.buffers.flats],
@@ -162,11 +166,12 @@ class Keeper:
         ours = self._own.trees
         self._own_kind.update(name for name, kept in ours.items() if letter.trees.get(name) != _packed(kept))
         alike = frozenset(ours.keys() - self._own_kind)
-        if letter.layout != self._layout:
+        copy = BufferCopy([part.tensor() for part in letter.flats], self._large)
+        if letter.layout == self._layout:
+            self.differing |= self.buffers.changed(copy, self._own.buffers, self.differing)
+        else:
             letter = msgspec.structs.replace(letter, unusable="its buffers are not those of this rank")
-        self.wards[step + 1] = Ward(
-            letter, BufferCopy([part.tensor() for part in letter.flats], self._large), alike, ours
-        )
+        self.wards[step + 1] = Ward(letter, copy, alike, ours)
 
     def applied(self, step: int) -> None:
         """The vote of `step` succeeded: memories of steps before it serve nobody."""
@@ -178,8 +183,7 @@ class Keeper:
         if own is None:
             return
         changed = [] if own.rng.same(Rng.read(self._state)) else ["random states"]
-        if not own.buffers.same(self.buffers.copy()):
-            changed.append("buffers")
+        self.tail |= self.buffers.changed(own.buffers, self.buffers.copy(), self.tail)
         if any(not kept.same(now) for kept, now in zip(own.extra, self._read_extra(), strict=True)):
             changed.append("extra state of modules")
         if loaders and own.loaders != self._read_loaders():
@@ -234,7 +238,7 @@ class Memory:
         self._sending: list[Any] = []
         self.keeper: Keeper | None = None
         self.shift = shift(session.world_size)
-        self._switches = 0
+        self._group: weakref.ref[Any] | None = None  #: over which the last letter went
         self._room = [_ROOM_BYTES, _ROOM_BYTES]  #: of the message that we send, of the one that comes
 
     @property
@@ -249,13 +253,15 @@ class Memory:
 
         Whether ours has arrived does not matter to us: the buddy does not vote before.
         """
-        session, registry = self._session, CONTEXT.registry
+        session = self._session
         if self.keeper is None:
             self.keeper = Keeper(session.state)
-        if self._switches != registry.switches:
-            self._switches = registry.switches
+        inner = dist.group.WORLD.inner  # type: ignore[union-attr]
+        if self._group is None or self._group() is not inner:
+            self._group = weakref.ref(inner)  # weak: whoever holds it holds its sockets
             self._room = [_ROOM_BYTES, _ROOM_BYTES]
             self.keeper.forget_sent()
+        del inner
         letter = self.keeper.write(step)
         try:
             self.keeper.take(step, self._swap(letter))

@@ -48,12 +48,6 @@ class BufferCopy:
     flats: list[Tensor]  #: small ones, side by side, one tensor for each dtype and device
     large: list[Tensor]
 
-    def same(self, other: "BufferCopy") -> bool:
-        """Nothing has changed from one to the other; large ones are judged by version."""
-        return all(torch.equal(one, two) for one, two in zip(self.flats, other.flats, strict=True)) and all(
-            one is two for one, two in zip(self.large, other.large, strict=True)
-        )
-
 
 class Buffers:
     """All buffers of the registered modules, and what modules have as extra state.
@@ -116,12 +110,31 @@ class Buffers:
     def parts(self, copy: BufferCopy) -> Iterator[tuple[int, Tensor]]:
         """(index, value) of every buffer in a copy."""
         for indices, flat in zip(self._small.values(), copy.flats, strict=True):
-            at = 0
-            for index in indices:
-                like = self.live(index)
-                yield index, flat[at : at + like.numel()].view(like.shape)
-                at += like.numel()
+            yield from self._parts(indices, flat)
         yield from zip(self._large, copy.large, strict=True)
+
+    def _parts(self, indices: list[int], flat: Tensor) -> Iterator[tuple[int, Tensor]]:
+        at = 0
+        for index in indices:
+            like = self.live(index)
+            yield index, flat[at : at + like.numel()].view(like.shape)
+            at += like.numel()
+
+    def changed(self, one: BufferCopy, two: BufferCopy, known: set[int]) -> set[int]:
+        """Buffers that differ, besides the known ones. Large ones of one process that are the same do not."""
+        found: set[int] = set()
+        for indices, before, after in zip(self._small.values(), one.flats, two.flats, strict=True):
+            if not known.issuperset(indices) and not torch.equal(before, after):
+                parts = zip(self._parts(indices, before), self._parts(indices, after), strict=True)
+                found |= {index for (index, a), (_, b) in parts if not torch.equal(a, b)}
+        for index, before, after in zip(self._large, one.large, two.large, strict=True):
+            if (
+                before is not after
+                and index not in known
+                and not torch.equal(before, after.to(before.device))
+            ):
+                found.add(index)
+        return found - known
 
     def describe(self) -> list[str]:
         """One line for each buffer: equal on two ranks whose copies fit each other."""
@@ -204,6 +217,7 @@ class Window:
         self._groups: list[list[dict[str, Any]]] = []
         self.ended_trees: dict[str, Kept] = {}  #: as the step before ended
         self._ended_groups: list[list[dict[str, Any]]] = []
+        self._ended_versions: list[int] = []
         self._versions: list[int] = []
         self._without: list[bool] = []  #: which parameters had no gradient
 
@@ -219,16 +233,25 @@ class Window:
         self._without = [parameter.grad is None for parameter in self._parameters]
 
     def ended(self) -> None:
-        """The step ended: what its window's end has in common with the state of a rank at the boundary.
+        """The step ended: keeps the plain values of this boundary, at which a rank's state moves.
 
         The next window begins later, with the next batch: meanwhile a script may step a scheduler, say.
         """
+        self._ended_versions = [parameter._version for parameter in self._parameters]
         self.ended_trees = keep_trees(self._state)
         self._ended_groups = self._read_groups()
 
     @contextmanager
     def as_ended(self) -> Iterator[None]:
-        """Within, the optimizers' groups have the values that they had as the step before ended."""
+        """Within, the optimizers' groups have the values that they had as the step before ended.
+
+        Raises `StateError` if parameters or large tensors have changed since.
+        """
+        if self._ended_versions != [parameter._version for parameter in self._parameters]:
+            raise StateError("parameters were changed between end_step and the next batch")
+        for name, kept in keep_trees(self._state).items():
+            if kept.large_changed(self.ended_trees[name]):
+                raise StateError(f"{name} changed a large tensor between end_step and the next batch")
         now = self._read_groups()
         self._put_back_groups(self._ended_groups)
         try:

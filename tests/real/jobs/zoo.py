@@ -233,6 +233,19 @@ def two_ddp() -> Training:
     return Training(one, optimizer, lambda x: (one(x) - two(x)).square().mean(), more={"second": two})
 
 
+@kind
+def reduced() -> Training:
+    """The script reduces something of its own after the optimizer's step."""
+    model = DDP(net(norm=True))
+    optimizer = adamw(model)
+
+    def apply() -> None:
+        optimizer.step()
+        dist.all_reduce(torch.ones(1))
+
+    return Training(model, optimizer, apply=apply)
+
+
 class Branches(nn.Module):
     """Uses one of two branches, by its input; the other's parameters get no gradient."""
 
