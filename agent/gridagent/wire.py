@@ -246,6 +246,7 @@ class HandoverJoin(Message):
     cut_deadline_s: float = 10.0
     resume_deadline_s: float = 10.0
     frozen_s: float = 1800.0  #: a source ends so long after it gave its rank away, if nobody releases it
+    standing: bool = False  #: all ranks stand in a spoilt step: that step, or the next, is the boundary
     damage: str = ""  #: spoils the transfer on purpose; agents refuse it unless started to allow it
 
 

@@ -101,6 +101,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     relied_on: dict[str, str]  #: facts that must not have changed when the plan is applied
     cost: Cost
     bit_identical: bool
+    standing: bool = False  #: the job stands in a spoilt step, and this brings it on
     blockers: list[Blocker] = []  #: none is fatal: a plan with a fatal one is never made
     notes: list[str] = []
     digest: str = ""

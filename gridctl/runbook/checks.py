@@ -122,7 +122,7 @@ def _numerics(plan: Plan, report: SessionReport) -> str:
 
 def _all_training(context: Context) -> Problem | None:
     """Asked right before the pause: nobody is cut into a job that is not whole, or does not wait for it."""
-    wanted = "standing" if _recovers(context.plan) else "training"
+    wanted = "standing" if context.plan.standing else "training"
     for member in context.plan.members:
         if member.role == "target":
             continue
@@ -152,7 +152,7 @@ def _committed(context: Context) -> Problem | None:
     if report.outcome == "returned":
         return Problem("target-lost", f"{text}; the old members train on in epoch {report.epoch}")
     if report.outcome == "abort":
-        goes_on = "the others still stand" if _recovers(context.plan) else "training went on"
+        goes_on = "the others still stand" if context.plan.standing else "training went on"
         return Problem("cut-aborted", f"{text}; {goes_on} in epoch {report.epoch}")
     return Problem("job-lost", f"{text}; the job lost a rank it cannot train without and must be requeued")
 
@@ -202,7 +202,7 @@ def settled(context: Context, *, final: bool) -> Problem | None:
             return Problem("committed", "the survivors train in the new epoch: the cut was committed")
         if all(_trains(rank, plan.epoch_from) for rank in sources):
             return Problem("cut-aborted", "the old members train on in the old epoch: the cut was called off")
-        if _recovers(plan) and all(rank and rank.state == "standing" for rank in survivors):
+        if plan.standing and all(rank and rank.state == "standing" for rank in survivors):
             return Problem("cut-aborted", "the others still stand: the cut was called off")
         if all(_status(context, m.node) for m in plan.members) and not any(
             rank.job == plan.job and rank.state in ("training", "standing", "frozen")
@@ -211,10 +211,6 @@ def settled(context: Context, *, final: bool) -> Problem | None:
         ):
             return Problem("job-lost", "no process of the job lives: it must be requeued")
     return None
-
-
-def _recovers(plan: Plan) -> bool:
-    return any(move.dead for move in plan.moves)
 
 
 def _lost(context: Context, session: str) -> bool:

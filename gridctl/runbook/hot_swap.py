@@ -91,6 +91,7 @@ def build(
             relied_on=relied_on,
             cost=_cost(reports, job, policy, rates),
             bit_identical=not blockers,
+            standing=selection.standing,
             blockers=blockers,
             notes=_notes(selection, nodes),
         )
@@ -276,6 +277,7 @@ class _Steps:
                     chair=selection.chair,
                     members=selection.members,
                     store=ChairOffer(store_host="", store_port=0, nonce=""),
+                    standing=selection.standing,
                     ttl_s=self._ttl_s(),
                     arm_deadline_s=self.cut.arm_deadline_s,
                     cut_deadline_s=self.cut.cut_deadline_s,
@@ -287,7 +289,7 @@ class _Steps:
         return Step(
             name="join",
             text="all members meet the chair and build the groups of the new epoch; "
-            + ("the others come to stand before one step" if selection.recovers else "training goes on"),
+            + ("the others come to stand before one step" if selection.standing else "training goes on"),
             calls=calls,
             deadline_s=self.join_s + 15.0,
             hasty=True,
@@ -296,7 +298,7 @@ class _Steps:
     def _cut(self) -> Step:
         how = (
             "the deputies give the state"
-            if self.selection.recovers
+            if self.selection.standing
             else "stop at one boundary, move the state"
         )
         return Step(
@@ -402,6 +404,11 @@ def _notes(selection: Selection, nodes: Mapping[str, Node]) -> list[str]:
         for move in selection.moves
         if move.dead
     ]
+    if selection.standing and not notes:
+        notes.append(
+            "no process has died, but all stand because a connection broke: the new process, and new"
+            " connections of all, let them go on"
+        )
     here = status_of(nodes[selection.request.node])
     for name in sorted({move.target.node for move in selection.moves}):
         there = status_of(nodes[name])

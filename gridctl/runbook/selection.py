@@ -26,9 +26,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     blockers: list[Blocker]
 
     @property
-    def recovers(self) -> bool:
-        """The ranks that move have no process any more; the others stand and wait for a new one."""
-        return any(move.dead for move in self.moves)
+    def standing(self) -> bool:
+        """Training stands in a spoilt step: a rank has no process any more, or a connection broke."""
+        return self.job.state == "standing"
 
     @property
     def processes(self) -> list[Member]:
@@ -101,7 +101,7 @@ def _job(request: Request, source: Node, nodes: Mapping[str, Node]) -> Job:
 def _leaving(request: Request, source: Node, job: Job) -> list[Rank]:
     here = [rank for rank in job.ranks if rank.node == source.name]
     if job.state == "standing":
-        return _dead(source, job)
+        return _of_standing(source, job)
     if request.devices:
         here = [rank for rank in here if any(f"gpu:{gpu}" in request.devices for gpu in rank.gpus)]
     if not here:
@@ -110,17 +110,20 @@ def _leaving(request: Request, source: Node, job: Job) -> list[Rank]:
     return here
 
 
-def _dead(source: Node, job: Job) -> list[Rank]:
-    """All ranks without a process: the job goes on once each of them has a new one."""
+def _of_standing(source: Node, job: Job) -> list[Rank]:
+    """All ranks without a process: the job goes on once each of them has a new one.
+
+    Where none has died a connection broke: then whoever is on the node that is to be left.
+    """
     dead = [rank for rank in job.ranks if rank.state in GIVEN_UP]
-    if not any(rank.node == source.name for rank in dead):
-        where = ", ".join(f"rank {rank.rank} on {rank.node}" for rank in dead) or "nobody"
+    if dead and not any(rank.node == source.name for rank in dead):
+        where = ", ".join(f"rank {rank.rank} on {rank.node}" for rank in dead)
         raise Refused(
             "job-stands",
             f"{job.name} stands in step {job.step} because a process died ({where}): first bring a new one"
-            f" in, `gridctl swap plan {dead[0].node if dead else 'NODE'}`",
+            f" in, `gridctl swap plan {dead[0].node}`",
         )
-    return dead
+    return dead or [rank for rank in job.ranks if rank.node == source.name]
 
 
 def _speaker(rank: Rank, staying: list[Rank]) -> Rank:

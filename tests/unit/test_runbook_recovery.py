@@ -87,6 +87,17 @@ def test_another_node_of_a_standing_job_cannot_be_left_first() -> None:
     assert refused.value.code == "job-stands"
 
 
+def test_where_a_connection_broke_and_nobody_died_the_rank_speaks_for_itself() -> None:
+    plan = plan_for(nodes(n2={"ranks": [standing(1)]}))
+    move = plan.moves[0]
+    assert (move.dead, move.source.session, move.holder, plan.standing) == (False, "s1", "s1", True)
+    joins = next(step for step in plan.steps if step.name == "join").calls
+    assert [call.args["me"]["role"] for call in joins] == ["survivor", "source", "survivor", "target"]
+    assert all(call.args["standing"] for call in joins)
+    assert any(step.name == "release" for step in plan.steps)
+    assert any("no process has died" in note for note in plan.notes)
+
+
 def context(plan: Plan, seen: dict[str, Node], step: str = "cut") -> Context:
     found = next(s for s in plan.steps if s.name == step)
     return Context(plan=plan, step=found, values=[msgspec.to_builtins(report(2))], nodes=seen)

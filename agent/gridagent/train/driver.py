@@ -22,7 +22,7 @@ from gridagent.train.deputy import deputy_state
 from gridagent.train.errors import HandoverError
 from gridagent.train.membership import NextEpoch
 from gridagent.train.records import RecordFile
-from gridagent.train.recovery import align, deputies, recovers
+from gridagent.train.recovery import align, deputies, standing_ranks
 from gridagent.train.sealed import SealedError, SealedSocket
 from gridagent.train.transaction import Chair, Member
 from gridagent.train.transaction_events import (
@@ -100,8 +100,8 @@ class Driver:
         self._events: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._member: Member | None = None
         self._deputies: dict[str, Member] = {}  #: party -> the machine of a dead rank that we speak for
-        self._recovers = recovers(members)
-        self._boundary = -1  #: where all stand already, if this is a recovery
+        self._standing = False  #: the job stands in a spoilt step
+        self._boundary = -1  #: where all stand already, in such a job
         self._chair: Chair | None = None
         self._channels = Channels(handover, members, self._expires_s, self._heard, self._lost)
         self._next = NextEpoch()
@@ -146,16 +146,15 @@ class Driver:
         if order.me.session != order.chair.session:
             self._channels.call(link, order.chair, "star", order.me)
             self._next.reach(order.store)
+        self._standing = order.standing
         for deputy in deputies(order.me, order.members):
             self._become_deputy(order, plan, deputy)
+        if order.standing and me.role != "target":
+            store, ranks = self._next.store(order.epoch_to), standing_ranks(order.members)
+            self._boundary = align(self._session, store, ranks, self._trouble)
         if me.role == "source":
             self._channels.call(link, _target_of(me.rank, order.members), "state", order.me)
         else:
-            if self._recovers and me.role == "survivor":
-                survivors = [m.rank for m in order.members if m.role == "survivor"]
-                self._boundary = align(
-                    self._session, self._next.store(order.epoch_to), survivors, self._trouble
-                )
             self._next.build(order.epoch_to, self._me, plan.new, self._trouble)
         if not self.live:
             raise HandoverError("it was dropped meanwhile")
@@ -206,7 +205,7 @@ class Driver:
             if (came := self._channels.wait_star(others, order.arm_deadline_s)) < others:
                 raise HandoverError(f"only {came} of {others} members reached the chair")
             self._chair = Chair(plan)
-            now = self._boundary - plan.lead_steps if self._recovers else self._session.step
+            now = self._boundary - plan.lead_steps if self._standing else self._session.step
             self.post("chair", Start(now))
             for party in self._gone:  # before there was a chair to hear it
                 self.post("chair", Lost(party))
@@ -291,7 +290,7 @@ class Driver:
                 for effect in effects:
                     if isinstance(effect, StopAt):
                         self._session.stop_at = effect.boundary
-            if self._recovers and self._session.standing and self._session.step == self._session.stop_at:
+            if self._standing and self._session.standing and self._session.step == self._session.stop_at:
                 self.post(name, ReachedBoundary(self._session.step))  # it stood there before it was told to
         else:
             effects = machine.on(event, time.monotonic())
@@ -303,7 +302,7 @@ class Driver:
     def _begun(self) -> int:
         if not self._session.is_owner:
             return -1
-        return self._session.step - 1 if self._recovers else self._session.step  # a spoilt step is none
+        return self._session.step - 1 if self._standing else self._session.step  # a spoilt step is none
 
     def _entered(self, name: str, phase: Phase) -> None:
         """A machine changed its phase: noted for the report, the agent's spool and the crash matrix."""
@@ -419,6 +418,8 @@ class Driver:
             if name in self._deputies:
                 entries, rng_entries = deputy_state(self._session, self._boundary)
             else:
+                if self._session.attempts.void:
+                    self._session.attempts.rewind()
                 entries, rng_entries = state.inventory(), state.rng_entries
             report = send_state(channel, self._damage.entries(entries), rng_entries, self._damage.sending)
         except SealedError:

@@ -1,9 +1,10 @@
-"""A new process for a rank that died: what differs from a hand-over between living processes.
+"""A hand-over in a job that stands: what differs from one in a job that trains.
 
-The survivors stand in the step that the death has spoilt (`attempt.py`). One of them, the deputy, speaks
-for the dead rank: it has the rank's parameters and optimizer in its own replica and the small rest in its
-memory (`deputy.py`). In the transaction a deputy is the source; that it shares a process with a
-survivor changes nothing there. The boundary is the step in which all stand, or come to stand here.
+A rank died, or a connection broke, and all who live stand in the step that this has spoilt (`attempt.py`).
+For a dead rank one of them, the deputy, speaks: it has the rank's parameters and optimizer in its own
+replica and the small rest in its memory (`deputy.py`). In the transaction a deputy is the source; that it
+shares a process with a survivor changes nothing there. The boundary is the step in which all stand, or
+come to stand here.
 """
 
 import time
@@ -27,14 +28,18 @@ def deputies(me: wire.Member, members: list[wire.Member]) -> list[wire.Member]:
     return spoken_for if me.role == "survivor" else []
 
 
-def recovers(members: list[wire.Member]) -> bool:
-    """Does a deputy speak for a source?"""
+def standing_ranks(members: list[wire.Member]) -> list[int]:
+    """The ranks that have a process: survivors, and sources that speak for themselves."""
     survivors = {member.session for member in members if member.role == "survivor"}
-    return any(member.role == "source" and member.session in survivors for member in members)
+    return [
+        member.rank
+        for member in members
+        if member.role == "survivor" or (member.role == "source" and member.session not in survivors)
+    ]
 
 
 def align(session: "Session", store: Store, ranks: list[int], trouble: Callable[[], str]) -> int:
-    """All survivors come to stand before one step; returns it. Blocks until all have said where they are.
+    """All `ranks` come to stand before one step; returns it. Blocks until all have said where they are.
 
     Whoever has applied a step had the gradients of all: then all have entered its vote, and those that do
     not know yet that it succeeded apply it too. Raises `HandoverError` where that does not hold, and as
