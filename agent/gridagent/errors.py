@@ -10,6 +10,7 @@ HTTP_STATUS = {
     "fenced": 409,
     "no-lease": 409,
     "not-owner": 409,
+    "run-over": 409,
     "failed": 502,
     "starting": 503,
     "stopping": 503,

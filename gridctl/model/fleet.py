@@ -141,7 +141,7 @@ def _job(name: str, world_size: int, held: dict[int, Rank]) -> Job:
         state = "finished"
     elif len(ranks) == world_size and states <= {"training", "finished"}:
         state = "training"
-    elif "standing" in states and states <= {"standing", *GIVEN_UP}:
+    elif len(ranks) == world_size and "standing" in states and states <= {"standing", *GIVEN_UP}:
         state = "standing"
     else:
         state = "incomplete"

@@ -24,6 +24,7 @@ MEANINGS: dict[str, str] = {
     "fenced": "another controller acts with a newer fence",
     "no-lease": "the lease was not granted by a majority of the fleet's agents",
     "not-owner": "somebody else cordoned the node, and only they lift that",
+    "run-over": "a call of a run that has let go of the node came too late",
     "read-only": "this controller is read-only, or its certificate is a viewer's",
     "boundary-past": "the hand-over is at or past its boundary",
     "rank-silent": "a rank did not answer in time",

@@ -105,10 +105,10 @@ def promised(point: Point, victim: str) -> tuple[str, ...]:
 
 
 class CrashFleet(TrainingFleet):
-    """Ranks 0, 1, 2 on n1, n2, n3, spares on n4. Rank 1 leaves, rank 0 has the chair."""
+    """Ranks 0, 1, 2 on n1, n2, n3, spares on the last node. Rank 1 leaves, rank 0 has the chair."""
 
-    def __init__(self) -> None:
-        super().__init__(nodes=4)
+    def __init__(self, nodes: int = 4) -> None:
+        super().__init__(nodes)
         self.homes = 0
 
     def agent(self, name: str = "n1", config: str = "") -> Agent:

@@ -189,6 +189,13 @@ def test_an_operation_that_outlives_its_run_does_not_take_the_node_back(world: F
     peer.order(let="cut")
     assert running.end().state == "done"
     assert client.op("node.cordon", {"reason": "r"}, run="run-2").state == "done"
+    cut = {"session": peer.session, "handover": "h1"}
+    assert refusal(lambda: client.op("handover.cut", cut, run="run-1")) == "run-over"  # on its way until now
+    agent.end(signal.SIGKILL)
+    client = agent.start().client()
+    wait_for("the session is back", lambda: world.known(agent, peer.session))
+    assert refusal(lambda: client.op("handover.cut", cut, run="run-1")) == "run-over"
+    assert client.op("node.uncordon", run="run-1").state == "done"
 
 
 def test_the_same_id_acts_once(world: Fleet, agent: Agent) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +21,8 @@ DEADLINE_S_MAX = 3600.0
 #: An effect may end this much after its deadline, so that it can say itself what was late.
 GRACE_S = 5.0
 
+#: So many runs that have let go of the node are remembered: late calls of theirs are refused.
+RUNS_OVER = 256
 #: After these a run has let go of the node.
 ENDS_RUN = frozenset({"handover.release", "handover.retire", "handover.abort", "run.end"})
 #: These only look: without a lease, beside a run, and while frozen.
@@ -32,6 +35,7 @@ class Hold:
     def __init__(self) -> None:
         self.run = ""
         self._until_s = 0.0
+        self._over: deque[str] = deque(maxlen=RUNS_OVER)  #: runs that have let go for good
 
     def see(self, entry: Entry, age_s: float = 0.0, *, again: bool = False) -> None:
         """Takes an operation into account when it is accepted and `again` when it has ended.
@@ -40,6 +44,8 @@ class Hold:
         the node back.
         """
         kind, run = entry.request.kind, entry.request.run
+        if kind == "run.end" and entry.status.state == "done":
+            self._over.append(run)
         if again and self.run != run:
             return
         if kind in ENDS_RUN:
@@ -50,9 +56,18 @@ class Hold:
             self._until_s = time.monotonic() + HOLD_S - age_s
 
     def check(self, request: OpRequest, running: Iterable[Entry]) -> None:
-        """Raises `Refused` if another run has the node."""
+        """Raises `Refused` if another run has the node, or this one has let go of it.
+
+        A call that was on its way when its run was turned back must not take the node once more.
+        """
         if request.kind == "run.end":
             return
+        if (
+            request.run in self._over
+            and request.kind.startswith("handover.")
+            and request.kind not in ENDS_RUN
+        ):
+            raise Refused("run-over", f"run {request.run} has let go of this node; make a new plan")
         others = [e for e in running if e.request.run != request.run and e.request.kind not in READ_ONLY]
         held = self.run if time.monotonic() < self._until_s else ""
         if others or held not in ("", request.run):

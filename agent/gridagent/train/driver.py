@@ -18,7 +18,7 @@ from gridagent.train.channels import Channels
 from gridagent.train.context import CONTEXT
 from gridagent.train.cutlog import CutLog
 from gridagent.train.damage import Damage, of_environment
-from gridagent.train.deputy import deputy_state
+from gridagent.train.deputy import deputy_state, own_state
 from gridagent.train.errors import HandoverError
 from gridagent.train.membership import NextEpoch
 from gridagent.train.records import RecordFile
@@ -417,9 +417,9 @@ class Driver:
             channel = self._channel()
             if name in self._deputies:
                 entries, rng_entries = deputy_state(self._session, self._boundary)
+            elif self._session.attempts.void:
+                entries, rng_entries = own_state(self._session, self._boundary)
             else:
-                if self._session.attempts.void:
-                    self._session.attempts.rewind()
                 entries, rng_entries = state.inventory(), state.rng_entries
             report = send_state(channel, self._damage.entries(entries), rng_entries, self._damage.sending)
         except SealedError:

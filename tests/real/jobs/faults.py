@@ -57,7 +57,8 @@ class Fault:
         self, session: Session, model: Any, optimizer: Any, act: str, moment: str, step: str, rank: str
     ) -> None:
         self.session, self.act, self.step = session, act, int(step)
-        self.due = session.rank == int(rank)
+        self.done = record.FOLDER / f"fault-{moment}-{step}-{rank}"
+        self.due = session.rank == int(rank) and not self.done.exists()  # not once more in the new process
         parameters = list(model.parameters())
         attempts, memory = session.attempts, session.attempts.memory
         match moment:
@@ -84,6 +85,7 @@ class Fault:
         if not self.due or self.session.step != self.step:
             return
         self.due = False
+        self.done.touch()
         if self.act == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         CONTEXT.registry.tolerate().fail("dropped on purpose")

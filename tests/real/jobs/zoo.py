@@ -116,11 +116,11 @@ def _sharded(mesh: Any) -> Training:
 
 
 @kind
-def ema() -> Training:
-    """An exponential moving average of the parameters."""
+def ema(norm: str = "norm") -> Training:
+    """An exponential moving average of the parameters; with BatchNorm it copies the rank's own buffers."""
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-    model = DDP(net(norm=True))
+    model = DDP(net(norm=norm == "norm"))
     average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     optimizer = adamw(model)
 

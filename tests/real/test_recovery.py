@@ -1,0 +1,129 @@
+"""A rank dies without warning, or connections break: all stand, and a plan brings a new process in."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from agents import DEADLINE_S
+from crash import CrashFleet
+from fleet import Job, Run, assert_same
+from swap_fleet import wait_for
+
+from gridagent.journal import verify
+from gridctl.control import ensure
+from gridctl.control.client import Client
+from gridctl.model import fleet as model
+from gridctl.model.plans import Gate, Plan, Request
+from gridctl.model.runs import ENDS, Incident
+from gridctl.model.runs import Run as OperatorRun
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[CrashFleet]:
+    made = CrashFleet(nodes=5)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextmanager
+def watched(fleet: CrashFleet, job: Job, fault: str) -> Iterator[tuple[Client, Run]]:
+    """The job with its steps as attempts and one fault, under a controller, with a spare on n5."""
+    home = fleet.home()
+    client = ensure(home)
+    run = fleet.start(replace(job, args=(*job.args, "attempt", f"fault={fault}")), hold=None)
+    run.left = [fleet.park(run)]
+    left = ""
+    try:
+        yield client, run
+        assert verify(home.journal).ok
+    except BaseException:
+        left = next((r.id for r in client.view("runs", OperatorRun) if r.state not in ENDS), "")
+        raise
+    finally:
+        client.stop()
+        client.close()
+        for process in run.processes():
+            process.kill()
+        fleet.let_go(left)
+        fleet.check_and_clear()
+
+
+def stands(client: Client, run: Run) -> list[int]:
+    """The ranks that stand, once the controller says of the job that it does."""
+
+    def look() -> list[int]:
+        jobs = [job for job in client.view("jobs", model.Job) if job.name == run.name]
+        if not jobs or jobs[0].state != "standing":
+            return []
+        return [rank.rank for rank in jobs[0].ranks if rank.state == "standing"]
+
+    return wait_for("the job stands", look)
+
+
+def apply(client: Client, run: Run, node: str) -> Plan:
+    """Plans, applies and waits; the run must be done."""
+    wait_for(
+        "a spare is parked", lambda: [s for s in client.view("spares", model.Spare) if s.state == "parked"]
+    )
+    found = lambda: [i for i in client.view("incidents", Incident) if i.kind == "rank_died"]  # noqa: E731
+    if node not in [holder.agent.name for holder in run.ranks.values()]:
+        wait_for("the death is an incident", found)
+    plan = client.plan(Request(node=node, job=run.name, who="ann"))
+    gate = Gate(digest=plan.digest, who="ann", reason="a test", typed=node)
+    made = client.apply(plan.id, gate)
+
+    def ended() -> OperatorRun | None:
+        found = client.one("run", made.id, OperatorRun)
+        return found if found.state in (*ENDS, "held") else None
+
+    found = wait_for("the run ends", ended)
+    if found.code == "out-of-band":  # a job that overflows on purpose
+        client.resume(made.id, Gate(who="ann", reason="a test", yes=True))
+        found = wait_for("the run ends", ended)
+    assert found.state == "done", (found.text, run.logs())
+    return plan
+
+
+CASES = [
+    (Job("ddp", steps=24), "kill:late:9:1"),
+    (Job("ddp", steps=24), "kill:vote:9:2"),
+    (Job("ddp", steps=24), "kill:tail:9:0"),  # rank 0, the host of the first store
+    (Job("ddp", world=4, steps=24), "kill:start:9:1"),
+    (Job("ddp", world=4, steps=24), "kill:tail:9:3"),
+    (Job("mixed", steps=24), "kill:backward:9:1"),
+    (Job("ema", ("plain",), steps=24), "kill:forward:9:0"),
+    (Job("ddp", ("torchdata",), steps=24), "kill:memory:9:2"),
+]
+
+
+@pytest.mark.parametrize(("job", "fault"), CASES, ids=lambda case: getattr(case, "kind", case))
+def test_a_rank_that_dies_costs_no_step(fleet: CrashFleet, job: Job, fault: str) -> None:
+    rank = int(fault.rpartition(":")[2])
+    with watched(fleet, job, fault) as (client, run):
+        assert run.ranks.pop(rank).process.wait(DEADLINE_S) == -signal.SIGKILL
+        assert stands(client, run) == sorted(run.ranks)
+        plan = apply(client, run, f"n{rank + 1}")
+        assert [move.dead for move in plan.moves] == [True]
+        run.ranks[rank], run.left = run.left[0], []
+        trace, control = run.finish(), fleet.control(job)
+        if ":tail:" in fault:  # the step was done, and its line died with the process
+            assert trace.losses[rank][8:10] == control.losses[rank][8:11:2]
+            trace.losses[rank].insert(9, control.losses[rank][9])
+        assert_same(run, trace, control)
+        incident = client.one("incident", plan.incident, Incident)
+        assert any("gridctl swap plan" in line for found in incident.findings for line in found["why"])
+
+
+def test_connections_that_break_cost_no_step(fleet: CrashFleet) -> None:
+    """Nobody died: the rank on the node that is left gives its state itself."""
+    job = Job("ddp", steps=24)
+    with watched(fleet, job, "drop:backward:9:2") as (client, run):
+        assert stands(client, run) == [0, 1, 2]
+        plan = apply(client, run, "n2")
+        assert [move.dead for move in plan.moves] == [False]
+        run.ranks[1], run.left = run.left[0], [run.ranks[1]]
+        assert_same(run, run.finish(), fleet.control(job))
