@@ -125,6 +125,17 @@ def test_a_collective_after_the_vote_cannot_be_repeated(trained: TrainingFleet) 
         assert "which cannot be repeated; ending so that the scheduler can requeue the job" in log
 
 
+def test_an_order_of_gradients_that_did_not_reach_all_cannot_be_repeated(trained: TrainingFleet) -> None:
+    """DDP exchanges it once, before its second forward. The ranks that miss it end at once."""
+    job = disturbed(Job("buckets", steps=24), "fault=drop:start:1:1", GRIDAGENT_HOLD_S="6")
+    run = trained.start(job, hold=None)
+    for rank, holder in run.ranks.items():
+        assert holder.process.wait(DEADLINE_S) == 75
+        log = (run.folder / f"rank-{rank}.log").read_text()
+        assert ("DDP's exchange of its bucket layout failed" in log) or rank == 0
+    assert "DDP's exchange" in (run.folder / "rank-1.log").read_text()
+
+
 def test_without_attempts_a_death_ends_all_as_before(trained: TrainingFleet) -> None:
     run = trained.start(Job("ddp", ("fault=kill:late:9:1",), steps=24), hold=None)
     assert run.ranks.pop(1).process.wait(DEADLINE_S) == -signal.SIGKILL

@@ -277,6 +277,22 @@ def test_large_buffers_travel_only_when_they_change() -> None:
     assert torch.equal(kept[names.index("model/0.mask")], ward.model[0].mask)
 
 
+def test_an_object_that_cannot_say_its_state_ends_no_training() -> None:
+    ward, deputy = Rank(0), Rank(1)
+    for step in range(3):
+        if step == 1:
+            ward.own["odd"] = {1, 2}
+        step_of(ward, deputy, step)
+    with pytest.raises(StateError, match=r"cannot say its state: StateError: own\.odd: set cannot be moved"):
+        assembled(deputy, 3)
+    with pytest.raises(StateError, match="cannot say its state"):
+        ward.window.rewind()
+    del ward.own["odd"]
+    rng = step_of(ward, deputy, 3)
+    rng.put_back()
+    assert digests(assembled(deputy, 4)) == digests(ward.state.inventory())
+
+
 def test_a_damaged_letter_is_refused() -> None:
     rank = Rank(0)
     letter = rank.keeper.write(3)

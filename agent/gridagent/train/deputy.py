@@ -76,7 +76,8 @@ def _tree(name: str, ward: Ward, now: Kept) -> list[Entry]:
     """A registered object of the ward: ours where it is replicated, else what the ward had at the vote."""
     if name in ward.alike:
         return now.entries(name)
-    if not ward.ours[name].same(now):
+    ours = ward.ours.get(name)
+    if ours is None or not ours.same(now):
         raise StateError(f"{name} is rank-local and changed after the vote: it cannot be recovered")
     return _unpacked(name, "other", ward.letter.trees[name])
 

@@ -126,8 +126,13 @@ class Keeper:
         self._sent, self._large = [], []
 
     def write(self, step: int) -> bytes:
-        """The letter about us, in the vote of `step`."""
-        own = self._own = self._read(step)
+        """The letter about us, in the vote of `step`. If we cannot read our state, it only says so."""
+        try:
+            own = self._own = self._read(step)
+        except Exception as error:  # also of a registered object's own state_dict
+            self._own, self._sent = None, []
+            why = f"a registered object cannot say its state: {type(error).__name__}: {error}"
+            return _encode(Letter(step, why, [], b"", b"", [], [], [], {}, {}))
         sent: list[Tensor | None] = [*self._sent] or [None] * len(own.buffers.large)
         letter = Letter(
             step,
@@ -149,7 +154,6 @@ class Keeper:
 
         and `SessionError` if the ranks are at different steps.
         """
-        assert self._own is not None
         try:
             letter = _decode(data)
         except msgspec.MsgspecError as error:
@@ -159,19 +163,26 @@ class Keeper:
                 f"this rank is at step {step}, another one at {letter.step}: call session.end_step() equally"
                 " often on every rank"
             )
+        if letter.layout != self._layout:
+            why = letter.unusable or "its buffers are not those of this rank"
+            self._large = []
+            self.wards[step + 1] = Ward(
+                msgspec.structs.replace(letter, unusable=why), BufferCopy([], []), frozenset(), {}
+            )
+            return
         before = self._large or [torch.empty(0)] * len(letter.large)
         self._large = [
             old if part is None else part.tensor() for part, old in zip(letter.large, before, strict=True)
         ]
-        ours = self._own.trees
-        self._own_kind.update(name for name, kept in ours.items() if letter.trees.get(name) != _packed(kept))
-        alike = frozenset(ours.keys() - self._own_kind)
         copy = BufferCopy([part.tensor() for part in letter.flats], self._large)
-        if letter.layout == self._layout:
+        ours: dict[str, Kept] = {}
+        if self._own is not None:
+            ours = self._own.trees
+            self._own_kind.update(
+                name for name, kept in ours.items() if letter.trees.get(name) != _packed(kept)
+            )
             self.differing |= self.buffers.changed(copy, self._own.buffers, self.differing)
-        else:
-            letter = msgspec.structs.replace(letter, unusable="its buffers are not those of this rank")
-        self.wards[step + 1] = Ward(letter, copy, alike, ours)
+        self.wards[step + 1] = Ward(letter, copy, frozenset(ours.keys() - self._own_kind), ours)
 
     def applied(self, step: int) -> None:
         """The vote of `step` succeeded: memories of steps before it serve nobody."""
