@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gridagent.train import window as window_module
-from gridagent.train.deputy import assemble
+from gridagent.train.deputy import assemble, of_boundary
 from gridagent.train.errors import SessionError
 from gridagent.train.memory import Keeper, shift
 from gridagent.train.rng import Rng, entries_of
@@ -152,6 +152,29 @@ def test_also_in_the_middle_of_a_void_step_and_after_the_script_has_stepped_its_
     deputy.window.rewind()
     assert digests(assembled(deputy, 3)) == truth
     assert deputy.optimizer.param_groups[0]["lr"] == rate
+
+
+def test_a_rank_tells_its_own_state_in_the_middle_of_a_void_step() -> None:
+    """Whatever its tail changes, and although its loader has gone on."""
+    rank, other = Rank(0), Rank(1)
+
+    def tail() -> None:
+        torch.randn(1)
+        rank.model[1].running_mean.add_(1)
+        rank.own["best"] = 3
+
+    for step in range(2):
+        step_of(rank, other, step, tail)
+    truth = rank.state.inventory()
+    wanted = digests(truth)
+    rank.schedule.step()
+    rank.window.begin()
+    rank.forward_backward(2)
+    rank.window.rewind()
+    assert rank.keeper.ended is not None
+    entries, _ = of_boundary(rank.state, rank.window, rank.keeper, rank.keeper.ended)
+    assert sorted(e.name for e in entries) == sorted(e.name for e in truth)
+    assert digests(entries) == wanted
 
 
 def test_until_a_step_has_ended_the_memory_cannot_be_used() -> None:

@@ -104,6 +104,17 @@ class _Own:
     drawn: bool  #: reading a loader's state drew random numbers
 
 
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Our own small state at the end of a step."""
+
+    step: int  #: the one that begins there
+    rng: Rng
+    buffers: BufferCopy
+    extra: list[Kept]
+    loaders: dict[str, Packed]
+
+
 class Keeper:
     """Writes letters about one `RankState` and keeps those that come. Sends nothing itself."""
 
@@ -116,6 +127,7 @@ class Keeper:
         self.doubtful = -1  #: the step at whose start the ward may be other than it said: we are
         self._state = state
         self._layout = hashlib.sha256("\n".join(self.buffers.describe()).encode()).digest()
+        self.ended: Boundary | None = None  #: our own, where the last step ended
         self._own: _Own | None = None
         self._own_kind: set[str] = set()  #: objects that were once different on the ward: its own kind
         self._sent: list[Tensor] = []  #: large buffers as they were sent last
@@ -190,14 +202,17 @@ class Keeper:
 
     def check_tail(self, *, loaders: bool) -> None:
         """Did what came after the vote leave alone what was sent? `loaders`: look at those too."""
-        own = self._own
+        own, self.ended = self._own, None
         if own is None:
             return
-        changed = [] if own.rng.same(Rng.read(self._state)) else ["random states"]
-        self.tail |= self.buffers.changed(own.buffers, self.buffers.copy(), self.tail)
-        if any(not kept.same(now) for kept, now in zip(own.extra, self._read_extra(), strict=True)):
+        at_end = self._read_loaders() if loaders else own.loaders
+        now = Boundary(own.step + 1, Rng.read(self._state), self.buffers.copy(), self._read_extra(), at_end)
+        self.ended = now
+        changed = [] if own.rng.same(now.rng) else ["random states"]
+        self.tail |= self.buffers.changed(own.buffers, now.buffers, self.tail)
+        if any(not kept.same(after) for kept, after in zip(own.extra, now.extra, strict=True)):
             changed.append("extra state of modules")
-        if loaders and own.loaders != self._read_loaders():
+        if own.loaders != now.loaders:
             changed.append("a loader")
         if self.unusable == _UNSEEN:
             self.unusable = ""
