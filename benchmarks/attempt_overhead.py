@@ -2,8 +2,8 @@
 
 Three ranks of DDP over gloo on this machine, each with a session whose agent's end swallows what comes.
 Blocks of steps as attempts and blocks without alternate in the same processes. The parts are measured
-inside the attempts; the vote's part holds waiting for the slowest rank, which the next collective would
-wait for otherwise. Aim: 1 % of the step.
+inside the attempts, as time that passed and as time on the CPU: sending and voting wait for the slowest
+rank, and where ranks share cores also for their turn. Aim: 1 % of the step.
 """
 
 import importlib
@@ -41,16 +41,18 @@ class Parts:
 
     def __init__(self) -> None:
         self.spent_s: dict[str, float] = defaultdict(float)
+        self.cpu_s: dict[str, float] = defaultdict(float)
 
     def watch(self, owner: Any, method: str, part: str) -> None:
         function: Callable[..., Any] = getattr(owner, method)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            begun_s = time.perf_counter()
+            begun_s, cpu_s = time.perf_counter(), time.thread_time()
             try:
                 return function(*args, **kwargs)
             finally:
                 self.spent_s[part] += time.perf_counter() - begun_s
+                self.cpu_s[part] += time.thread_time() - cpu_s
 
         setattr(owner, method, timed)
 
@@ -117,16 +119,22 @@ def watched(attempts: Any) -> Parts:
 
 
 def tell(name: str, with_s: float, without_s: float, parts: Parts, steps: int) -> None:
-    spent_us = {part: spent_s / steps * 1e6 for part, spent_s in parts.spent_s.items()}
-    together_us = spent_us.pop("vote and memory together")
-    inside = ("memory: read and written", "memory: sent and received", "memory: kept")
-    spent_us["vote"] = together_us - sum(spent_us[part] for part in inside)
     print(f"{name}: a step takes {without_s * 1e6:.0f} us, as an attempt {with_s * 1e6:.0f} us"
           f" ({with_s / without_s - 1:+.1%})")  # fmt: skip
-    for part, us in sorted(spent_us.items()):
-        print(f"  {part:28} {us:7.1f} us  {us / without_s / 1e6:6.2%}")
-    total_us = sum(spent_us.values())
-    print(f"  {'together':28} {total_us:7.1f} us  {total_us / without_s / 1e6:6.2%}   aim {AIM:.0%}")
+    wall_us, cpu_us = apart(parts.spent_s, steps), apart(parts.cpu_s, steps)
+    for part in sorted(wall_us):
+        share = wall_us[part] / without_s / 1e6
+        print(f"  {part:26} {wall_us[part]:7.0f} us {share:6.2%}   CPU {cpu_us[part]:5.0f} us")
+    share, busy = (sum(us.values()) / without_s / 1e6 for us in (wall_us, cpu_us))
+    print(f"  {'together':26} {sum(wall_us.values()):7.0f} us {share:6.2%}   CPU {busy:.2%}   aim {AIM:.0%}")
+
+
+def apart(spent_s: dict[str, float], steps: int) -> dict[str, float]:
+    """Microseconds a step; the vote without the memory that is passed on within."""
+    us = {part: spent / steps * 1e6 for part, spent in spent_s.items()}
+    inside = ("memory: read and written", "memory: sent and received", "memory: kept")
+    us["vote"] = us.pop("vote and memory together") - sum(us[part] for part in inside)
+    return us
 
 
 def rank() -> None:

@@ -82,7 +82,16 @@ def wait_standing(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("moment", "world"),
-    [("start", 3), ("backward", 3), ("vote", 3), ("forward", 4), ("late", 4), ("memory", 4), ("tail", 4)],
+    [
+        ("start", 3),
+        ("backward", 3),
+        ("vote", 3),
+        ("voted", 3),
+        ("forward", 4),
+        ("late", 4),
+        ("memory", 4),
+        ("tail", 4),
+    ],
 )
 def test_survivors_of_a_killed_rank_stand_and_end_when_nobody_comes(
     trained: TrainingFleet, moment: str, world: int
@@ -93,7 +102,7 @@ def test_survivors_of_a_killed_rank_stand_and_end_when_nobody_comes(
     wait_standing(run)
     assert time.monotonic() - killed_s < 50
     told = [status_of(holder.agent, run.name) for holder in run.ranks.values()]
-    assert {status.step for status in told} == ({10} if moment == "tail" else {9})
+    assert {status.step for status in told} == ({10} if moment in ("tail", "voted") else {9})
     for rank, holder in run.ranks.items():
         assert holder.process.wait(DEADLINE_S) == 75
         log = (run.folder / f"rank-{rank}.log").read_text()
@@ -123,6 +132,17 @@ def test_a_collective_after_the_vote_cannot_be_repeated(trained: TrainingFleet) 
         log = (run.folder / f"rank-{rank}.log").read_text()
         assert "a collective failed after step 9 was applied" in log
         assert "which cannot be repeated; ending so that the scheduler can requeue the job" in log
+
+
+def test_an_order_of_gradients_that_did_not_reach_all_cannot_be_repeated(trained: TrainingFleet) -> None:
+    """DDP exchanges it once, before its second forward. The ranks that miss it end at once."""
+    job = disturbed(Job("buckets", steps=24), "fault=drop:start:1:1", GRIDAGENT_HOLD_S="6")
+    run = trained.start(job, hold=None)
+    for rank, holder in run.ranks.items():
+        assert holder.process.wait(DEADLINE_S) == 75
+        log = (run.folder / f"rank-{rank}.log").read_text()
+        assert ("DDP's exchange of its bucket layout failed" in log) or rank == 0
+    assert "DDP's exchange" in (run.folder / "rank-1.log").read_text()
 
 
 def test_without_attempts_a_death_ends_all_as_before(trained: TrainingFleet) -> None:

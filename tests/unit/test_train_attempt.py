@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gridagent.train import window as window_module
-from gridagent.train.deputy import assemble
+from gridagent.train.deputy import assemble, of_boundary
 from gridagent.train.errors import SessionError
 from gridagent.train.memory import Keeper, shift
 from gridagent.train.rng import Rng, entries_of
@@ -154,6 +154,29 @@ def test_also_in_the_middle_of_a_void_step_and_after_the_script_has_stepped_its_
     assert deputy.optimizer.param_groups[0]["lr"] == rate
 
 
+def test_a_rank_tells_its_own_state_in_the_middle_of_a_void_step() -> None:
+    """Whatever its tail changes, and although its loader has gone on."""
+    rank, other = Rank(0), Rank(1)
+
+    def tail() -> None:
+        torch.randn(1)
+        rank.model[1].running_mean.add_(1)
+        rank.own["best"] = 3
+
+    for step in range(2):
+        step_of(rank, other, step, tail)
+    truth = rank.state.inventory()
+    wanted = digests(truth)
+    rank.schedule.step()
+    rank.window.begin()
+    rank.forward_backward(2)
+    rank.window.rewind()
+    assert rank.keeper.ended is not None
+    entries, _ = of_boundary(rank.state, rank.window, rank.keeper, rank.keeper.ended)
+    assert sorted(e.name for e in entries) == sorted(e.name for e in truth)
+    assert digests(entries) == wanted
+
+
 def test_until_a_step_has_ended_the_memory_cannot_be_used() -> None:
     ward, deputy = Rank(0), Rank(1)
     step_of(ward, deputy, 0)
@@ -275,6 +298,22 @@ def test_large_buffers_travel_only_when_they_change() -> None:
     names = deputy.keeper.buffers.names
     kept = dict(deputy.keeper.buffers.parts(deputy.keeper.wards[4].copy))
     assert torch.equal(kept[names.index("model/0.mask")], ward.model[0].mask)
+
+
+def test_an_object_that_cannot_say_its_state_ends_no_training() -> None:
+    ward, deputy = Rank(0), Rank(1)
+    for step in range(3):
+        if step == 1:
+            ward.own["odd"] = {1, 2}
+        step_of(ward, deputy, step)
+    with pytest.raises(StateError, match=r"cannot say its state: StateError: own\.odd: set cannot be moved"):
+        assembled(deputy, 3)
+    with pytest.raises(StateError, match="cannot say its state"):
+        ward.window.rewind()
+    del ward.own["odd"]
+    rng = step_of(ward, deputy, 3)
+    rng.put_back()
+    assert digests(assembled(deputy, 4)) == digests(ward.state.inventory())
 
 
 def test_a_damaged_letter_is_refused() -> None:

@@ -182,7 +182,7 @@ class Attempts:
         self._again.clear()
         self._rngs.clear()
 
-    def vote(self, *_: Any) -> None:
+    def vote(self) -> None:
         """Called before anything is applied. Returns if the step is to be applied, else raises."""
         if not self._open or self._voted:
             return
@@ -209,6 +209,8 @@ class Attempts:
         if self._window is not None or self.off or not session.is_owner:
             return self._window is not None and session.is_owner
         self.off = unfit(session)
+        if session.takeovers == 0 and session.world_size > 1 and not _all_fit(not self.off):
+            self.off = self.off or "another rank says that its steps cannot be attempts"
         if self.off:
             if CONTEXT.link is not None:
                 _log.warning("a step that a dead peer spoils is lost with the job: %s", self.off)
@@ -216,12 +218,20 @@ class Attempts:
         self._tolerance = CONTEXT.registry.tolerate()
         self._window = Window(session.state)
         for optimizer in session.state.optimizers.values():
-            optimizer.register_step_pre_hook(self.vote)
+            optimizer.register_step_pre_hook(self._before_optimizer)
         for tree in session.state.trees.values():
             if isinstance(tree, torch.amp.GradScaler):
                 for name in ("step", "update"):
                     setattr(tree, name, self._after_vote(getattr(tree, name)))
         return True
+
+    def _before_optimizer(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._open and (kwargs.get("closure") or args[1:]):
+            raise SessionError(
+                f"{type(optimizer).__name__}.step() with a closure within session.attempt(): the gradients"
+                " must be complete before the optimizer's step"
+            )
+        self.vote()
 
     def _after_vote(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -327,17 +337,19 @@ class Attempts:
         end_process(session, "failed", EXIT_REQUEUE)
 
 
+def _all_fit(fit: bool) -> bool:
+    """Are all ranks fit? One that votes alone would wait for ever. A target came after this was settled."""
+    flag = torch.tensor([int(fit)])
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag.item())
+
+
 def unfit(session: "Session") -> str:
     """Why a step of this session cannot be repeated; "" if it can."""
     if CONTEXT.link is None:
         return "there is no agent here"
     if session.world_size < 2:
         return "there is only one rank"
-    ddp = [m for m in session.state.modules.values() if isinstance(m, nn.parallel.DistributedDataParallel)]
-    if not ddp:
-        return "no DistributedDataParallel is registered"
-    if any(module.process_group.size() != session.world_size for module in ddp):
-        return "a DistributedDataParallel does not span all ranks"
     for name, module in session.state.modules.items():
         if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()) or any(
             type(child).__name__ == "FullyShardedDataParallel" for child in module.modules()
@@ -346,6 +358,11 @@ def unfit(session: "Session") -> str:
     for name, optimizer in session.state.optimizers.items():
         if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
             return f"{name} is sharded: only replicas can stand in for each other"
+    ddp = [m for m in session.state.modules.values() if isinstance(m, nn.parallel.DistributedDataParallel)]
+    if not ddp:
+        return "no DistributedDataParallel is registered"
+    if any(module.process_group.size() != session.world_size for module in ddp):
+        return "a DistributedDataParallel does not span all ranks"
     try:
         session.state.inventory(loaders=False)
     except StateError as error:

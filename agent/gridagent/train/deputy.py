@@ -1,9 +1,12 @@
-"""The state of a rank that died, put together by a replica that holds the memory of it."""
+"""A rank's state at the start of a void step: a dead one's, from a replica's memory of it, or our own."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gridagent.train.memory import Keeper, Packed, Ward
+from torch import Tensor
+
+from gridagent.train.memory import Boundary, Keeper, Packed, Ward
 from gridagent.train.rng import entries_of
 from gridagent.train.state import Entry, RankState, StateError
 from gridagent.train.window import Kept, Window
@@ -37,6 +40,36 @@ def deputy_state(session: "Session", step: int) -> tuple[list[Entry], Callable[[
         raise StateError(f"rank {whose} at step {step}: {error}") from None
 
 
+def own_state(session: "Session", step: int) -> tuple[list[Entry], Callable[[], list[Entry]]]:
+    """This rank's own state at the start of the void step `step`, which can then only be repeated.
+
+    In a void step the live objects do not tell it, even after `rewind`: the loader has given out the
+    window's batches. As `deputy_state`.
+    """
+    attempts = session.attempts
+    keeper = attempts.memory.keeper
+    if keeper is None or keeper.ended is None or keeper.ended.step != step:
+        raise StateError(f"rank {session.rank} did not keep its state at the start of step {step}")
+    attempts.rewind()
+    return of_boundary(session.state, attempts.window, keeper, keeper.ended)
+
+
+def of_boundary(
+    state: RankState, window: Window, keeper: Keeper, ended: Boundary
+) -> tuple[list[Entry], Callable[[], list[Entry]]]:
+    """See `own_state`; `state` has been put back to where the window began."""
+    values = {keeper.buffers.names[i]: value for i, value in keeper.buffers.parts(ended.buffers)}
+    entries = _replica(state, window, values)
+    for (name, _), kept in zip(keeper.buffers.extra, ended.extra, strict=True):
+        entries += [replace(entry, category="buffers") for entry in kept.entries(name)]
+    for name in state.trees:
+        entries += window.ended_trees[name].entries(name)
+    for name in state.loaders:
+        entries += _unpacked(name, "other", ended.loaders[name])
+    rng = entries_of(ended.rng.pack())
+    return [*entries, *rng], lambda: rng
+
+
 def assemble(
     state: RankState, window: Window, keeper: Keeper, ward: Ward
 ) -> tuple[list[Entry], Callable[[], list[Entry]]]:
@@ -55,13 +88,7 @@ def assemble(
         if index in keeper.differing:
             raise StateError(f"{name} is rank-local and changed after the vote: it cannot be recovered")
         values[name] = keeper.buffers.live(index)
-    entries: list[Entry] = []
-    with window.as_ended():
-        for entry in state.inventory(loaders=False):
-            if entry.category in ("parameters", "optimizer"):
-                entries.append(entry)
-            elif entry.name in values:
-                entries.append(Entry(entry.name, "buffers", values[entry.name]))
+    entries = _replica(state, window, values)
     for (name, _), packed in zip(keeper.buffers.extra, letter.extra, strict=True):
         entries += _unpacked(name, "buffers", packed)
     for name in state.trees:
@@ -72,11 +99,24 @@ def assemble(
     return [*entries, *rng], lambda: rng
 
 
+def _replica(state: RankState, window: Window, buffers: dict[str, Tensor]) -> list[Entry]:
+    """Parameters and optimizer as they are here, with these buffers."""
+    entries: list[Entry] = []
+    with window.as_ended():
+        for entry in state.inventory(loaders=False):
+            if entry.category in ("parameters", "optimizer"):
+                entries.append(entry)
+            elif entry.name in buffers:
+                entries.append(Entry(entry.name, "buffers", buffers[entry.name]))
+    return entries
+
+
 def _tree(name: str, ward: Ward, now: Kept) -> list[Entry]:
     """A registered object of the ward: ours where it is replicated, else what the ward had at the vote."""
     if name in ward.alike:
         return now.entries(name)
-    if not ward.ours[name].same(now):
+    ours = ward.ours.get(name)
+    if ours is None or not ours.same(now):
         raise StateError(f"{name} is rank-local and changed after the vote: it cannot be recovered")
     return _unpacked(name, "other", ward.letter.trees[name])
 

@@ -104,6 +104,17 @@ class _Own:
     drawn: bool  #: reading a loader's state drew random numbers
 
 
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Our own small state at the end of a step."""
+
+    step: int  #: the one that begins there
+    rng: Rng
+    buffers: BufferCopy
+    extra: list[Kept]
+    loaders: dict[str, Packed]
+
+
 class Keeper:
     """Writes letters about one `RankState` and keeps those that come. Sends nothing itself."""
 
@@ -116,6 +127,7 @@ class Keeper:
         self.doubtful = -1  #: the step at whose start the ward may be other than it said: we are
         self._state = state
         self._layout = hashlib.sha256("\n".join(self.buffers.describe()).encode()).digest()
+        self.ended: Boundary | None = None  #: our own, where the last step ended
         self._own: _Own | None = None
         self._own_kind: set[str] = set()  #: objects that were once different on the ward: its own kind
         self._sent: list[Tensor] = []  #: large buffers as they were sent last
@@ -126,8 +138,13 @@ class Keeper:
         self._sent, self._large = [], []
 
     def write(self, step: int) -> bytes:
-        """The letter about us, in the vote of `step`."""
-        own = self._own = self._read(step)
+        """The letter about us, in the vote of `step`. If we cannot read our state, it only says so."""
+        try:
+            own = self._own = self._read(step)
+        except Exception as error:  # also of a registered object's own state_dict
+            self._own, self._sent = None, []
+            why = f"a registered object cannot say its state: {type(error).__name__}: {error}"
+            return _encode(Letter(step, why, [], b"", b"", [], [], [], {}, {}))
         sent: list[Tensor | None] = [*self._sent] or [None] * len(own.buffers.large)
         letter = Letter(
             step,
@@ -149,7 +166,6 @@ class Keeper:
 
         and `SessionError` if the ranks are at different steps.
         """
-        assert self._own is not None
         try:
             letter = _decode(data)
         except msgspec.MsgspecError as error:
@@ -159,19 +175,26 @@ class Keeper:
                 f"this rank is at step {step}, another one at {letter.step}: call session.end_step() equally"
                 " often on every rank"
             )
+        if letter.layout != self._layout:
+            why = letter.unusable or "its buffers are not those of this rank"
+            self._large = []
+            self.wards[step + 1] = Ward(
+                msgspec.structs.replace(letter, unusable=why), BufferCopy([], []), frozenset(), {}
+            )
+            return
         before = self._large or [torch.empty(0)] * len(letter.large)
         self._large = [
             old if part is None else part.tensor() for part, old in zip(letter.large, before, strict=True)
         ]
-        ours = self._own.trees
-        self._own_kind.update(name for name, kept in ours.items() if letter.trees.get(name) != _packed(kept))
-        alike = frozenset(ours.keys() - self._own_kind)
         copy = BufferCopy([part.tensor() for part in letter.flats], self._large)
-        if letter.layout == self._layout:
+        ours: dict[str, Kept] = {}
+        if self._own is not None:
+            ours = self._own.trees
+            self._own_kind.update(
+                name for name, kept in ours.items() if letter.trees.get(name) != _packed(kept)
+            )
             self.differing |= self.buffers.changed(copy, self._own.buffers, self.differing)
-        else:
-            letter = msgspec.structs.replace(letter, unusable="its buffers are not those of this rank")
-        self.wards[step + 1] = Ward(letter, copy, alike, ours)
+        self.wards[step + 1] = Ward(letter, copy, frozenset(ours.keys() - self._own_kind), ours)
 
     def applied(self, step: int) -> None:
         """The vote of `step` succeeded: memories of steps before it serve nobody."""
@@ -179,14 +202,17 @@ class Keeper:
 
     def check_tail(self, *, loaders: bool) -> None:
         """Did what came after the vote leave alone what was sent? `loaders`: look at those too."""
-        own = self._own
+        own, self.ended = self._own, None
         if own is None:
             return
-        changed = [] if own.rng.same(Rng.read(self._state)) else ["random states"]
-        self.tail |= self.buffers.changed(own.buffers, self.buffers.copy(), self.tail)
-        if any(not kept.same(now) for kept, now in zip(own.extra, self._read_extra(), strict=True)):
+        at_end = self._read_loaders() if loaders else own.loaders
+        now = Boundary(own.step + 1, Rng.read(self._state), self.buffers.copy(), self._read_extra(), at_end)
+        self.ended = now
+        changed = [] if own.rng.same(now.rng) else ["random states"]
+        self.tail |= self.buffers.changed(own.buffers, now.buffers, self.tail)
+        if any(not kept.same(after) for kept, after in zip(own.extra, now.extra, strict=True)):
             changed.append("extra state of modules")
-        if loaders and own.loaders != self._read_loaders():
+        if own.loaders != now.loaders:
             changed.append("a loader")
         if self.unusable == _UNSEEN:
             self.unusable = ""

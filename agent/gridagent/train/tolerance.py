@@ -86,8 +86,10 @@ class Tolerance:
         others = {t.ident for t in threading.enumerate()} - {self._trainer}
         if thread not in others:  # the training thread, or autograd's own, which Python does not know
             self.spoilt = True
-            self.buckets_spoilt = self.buckets_spoilt or _is_bucket_layout(method, args)
-        if called_by_script(sys._getframe(1)):
+        frame = sys._getframe(1)
+        if method == "broadcast" and is_bucket_layout(frame, args):
+            self.buckets_spoilt = True
+        if called_by_script(frame):
             raise StepAborted(f"a collective failed: {self.failure}")
 
     def terminal(self, timeout_s: float) -> bool:
@@ -186,17 +188,25 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _is_bucket_layout(method: str, args: tuple[Any, ...]) -> bool:
-    """DDP's reducer hands out rank 0's order of gradients by broadcasts of int32 vectors."""
-    tensors = list(_tensors(args[0])) if args and method == "broadcast" else []
-    return len(tensors) == 1 and tensors[0].dtype == torch.int32 and tensors[0].dim() == 1
+def is_bucket_layout(frame: FrameType | None, args: tuple[Any, ...]) -> bool:
+    """Is this broadcast DDP's reducer handing out rank 0's order of gradients, as int32 vectors?
+
+    It is called from DDP's own forward, buffers by way of functions that synchronise.
+    """
+    while frame is not None and frame.f_code.co_filename.endswith(_OURS):
+        frame = frame.f_back
+    if frame is None or not frame.f_code.co_filename.endswith("/torch/nn/parallel/distributed.py"):
+        return False
+    tensors = list(_tensors(args[0])) if args else []
+    of_buffers = any(word in frame.f_code.co_name for word in ("sync", "broadcast"))
+    return not of_buffers and [(t.dtype, t.dim()) for t in tensors] == [(torch.int32, 1)]
 
 
 def called_by_script(frame: FrameType | None) -> bool:
     """Was this call made by the user's code, and not by DDP or from within a backward pass?"""
     script = False
     while frame is not None:
-        path = frame.f_code.co_filename.replace("\\", "/")
+        path = frame.f_code.co_filename
         if any(part in path for part in _INSIDE):
             return False
         script = script or not path.endswith(_OURS)

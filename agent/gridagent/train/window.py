@@ -5,7 +5,7 @@ optimizer state and large tensors of other objects are not kept: before the vote
 and `rewind` refuses if something did.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -218,11 +218,23 @@ class Window:
         self.ended_trees: dict[str, Kept] = {}  #: as the step before ended
         self._ended_groups: list[list[dict[str, Any]]] = []
         self._ended_versions: list[int] = []
+        self.trouble = ""  #: why nothing was kept as this window began
+        self._ended_trouble = ""
         self._versions: list[int] = []
         self._without: list[bool] = []  #: which parameters had no gradient
 
     def begin(self) -> None:
-        """A window begins: keeps everything."""
+        """A window begins: keeps everything. `rewind` tells what could not be read."""
+        self.trouble = _trouble(self._keep)
+
+    def ended(self) -> None:
+        """The step ended: keeps the plain values of this boundary, at which a rank's state moves.
+
+        The next window begins later, with the next batch: meanwhile a script may step a scheduler, say.
+        """
+        self._ended_trouble = _trouble(self._keep_boundary)
+
+    def _keep(self) -> None:
         state = self._state
         self.rngs = [Rng.read(state)]
         self._copy = self.buffers.copy()
@@ -232,11 +244,7 @@ class Window:
         self._versions = [parameter._version for parameter in self._parameters]
         self._without = [parameter.grad is None for parameter in self._parameters]
 
-    def ended(self) -> None:
-        """The step ended: keeps the plain values of this boundary, at which a rank's state moves.
-
-        The next window begins later, with the next batch: meanwhile a script may step a scheduler, say.
-        """
+    def _keep_boundary(self) -> None:
         self._ended_versions = [parameter._version for parameter in self._parameters]
         self.ended_trees = keep_trees(self._state)
         self._ended_groups = self._read_groups()
@@ -247,6 +255,8 @@ class Window:
 
         Raises `StateError` if parameters or large tensors have changed since.
         """
+        if self._ended_trouble:
+            raise StateError(self._ended_trouble)
         if self._ended_versions != [parameter._version for parameter in self._parameters]:
             raise StateError("parameters were changed between end_step and the next batch")
         for name, kept in keep_trees(self._state).items():
@@ -274,6 +284,8 @@ class Window:
     def rewind(self) -> None:
         """Puts everything back to where the window began. Raises `StateError` if that cannot be done."""
         state = self._state
+        if self.trouble:
+            raise StateError(self.trouble)
         if [parameter._version for parameter in self._parameters] != self._versions:
             raise StateError("parameters were changed before the optimizers' step")
         now = keep_trees(state)
@@ -295,6 +307,15 @@ class Window:
         for (_, module), kept in zip(self.buffers.extra, self._extra, strict=True):
             module.set_extra_state(unpack(kept.packed, kept.values()))
         self.rngs[0].put_back()
+
+
+def _trouble(read: Callable[[], None]) -> str:
+    """What went wrong in reading state: also the script's own code may raise there, which ends nothing."""
+    try:
+        read()
+    except Exception as error:
+        return f"a registered object cannot say its state: {type(error).__name__}: {error}"
+    return ""
 
 
 def _parameters(state: RankState) -> list[Tensor]:

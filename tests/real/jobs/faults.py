@@ -105,6 +105,8 @@ class Fault:
             why = function()
             if self.due and self.session.step == self.step:
                 self.due = False
+                if self.act == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
                 return "spoilt on purpose"
             return why
 
