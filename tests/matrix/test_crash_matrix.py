@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crash import AGENTS, POINTS, PREPARING, Cell, CrashFleet, Point
+from crash import AGENTS, POINTS, PREPARING, Cell, Point
+from crash_fleet import CrashFleet
 
 TABLE = Path(__file__).parents[2] / "docs" / "crash-matrix.md"
 EVERYWHERE = ("source", "target", *AGENTS, "controller")

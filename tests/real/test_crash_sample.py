@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from crash import POINTS, Cell, CrashFleet
+from crash import POINTS, Cell
+from crash_fleet import CrashFleet
 
 CELLS = [
     ("open-survivor0", "chair's agent"),  # old

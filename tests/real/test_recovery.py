@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from agents import DEADLINE_S
-from crash import CrashFleet
+from crash_fleet import CrashFleet
 from fleet import Job, Run, assert_same
 from swap_fleet import wait_for
 
