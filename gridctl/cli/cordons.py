@@ -1,15 +1,20 @@
 """`gridctl uncordon`: a repaired node may take new work again."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from gridctl.cli import complete
-from gridctl.cli.console import Console, Reason, Yes, gate
+from gridctl.cli.calls import calls_page
+from gridctl.cli.console import Console, DryRun, Reason, Yes, gate
 from gridctl.cli.gate import consent
 from gridctl.cli.output import Format, say
 from gridctl.cli.page import Output, listing, present
 from gridctl.cli.views import NODES
+from gridctl.errors import Refused
+from gridctl.model.fleet import Node
+from gridctl.model.plans import DryCall
 
 
 def uncordon(
@@ -17,6 +22,7 @@ def uncordon(
     node: Annotated[str, typer.Argument(help="The repaired node.", autocompletion=complete.nodes)],
     yes: Yes = False,
     reason: Reason = "",
+    dry_run: DryRun = False,
     output: Output = Format.table,
 ) -> None:
     """Lift the cordon that a swap left on a node, after its repair.
@@ -24,8 +30,23 @@ def uncordon(
     A quarantine is lifted with it. A cordon that somebody else set stays: they lift it.
     """
     console = Console.of(context)
+    if dry_run:
+        present(calls_page(_calls(console.controller.view("nodes", Node), node)), output)
+        return
     console.may_act("lift a cordon")
     agreed = consent(node, yes=yes, reason=reason)
     opened = console.controller.uncordon(node, gate(agreed))
     present(listing([opened], NODES, ""), output)
     say(f"{node}: open for new work")
+
+
+def _calls(nodes: Sequence[Node], name: str) -> list[DryCall]:
+    urls = {node.name: node.url for node in nodes}
+    if name not in urls:
+        raise Refused("unknown-node", f"the fleet has no node {name!r}; `gridctl nodes` lists them")
+    calls = [
+        DryCall(step="lease", when="do", method="POST", url=f"{url}/v1/lease", args={"ttl_s": "..."})
+        for _, url in sorted(urls.items())
+    ]
+    ops = DryCall(step="uncordon", when="do", method="POST", url=f"{urls[name]}/v1/ops", kind="node.uncordon")
+    return [*calls, ops]

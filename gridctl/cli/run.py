@@ -6,11 +6,12 @@ from typing import Annotated
 import typer
 
 from gridctl.cli import complete
-from gridctl.cli.console import Console, Reason, Yes, gate
+from gridctl.cli.calls import calls_page
+from gridctl.cli.console import Console, DryRun, Reason, Yes, gate
 from gridctl.cli.follow import follow, run_page
 from gridctl.cli.gate import consent
 from gridctl.cli.output import Column, Format
-from gridctl.cli.page import Output, Watch, age, duration, listing, read
+from gridctl.cli.page import Output, Watch, age, duration, listing, present, read
 from gridctl.model.plans import Gate
 from gridctl.model.runs import Run
 
@@ -63,32 +64,53 @@ def attach(context: typer.Context, run: RunId, output: Output = Format.table) ->
 
 @app.command()
 def abort(
-    context: typer.Context, run: RunId, yes: Yes = False, reason: Reason = "", output: Output = Format.table
+    context: typer.Context,
+    run: RunId,
+    yes: Yes = False,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    output: Output = Format.table,
 ) -> None:
     """Stop a run before its commit: the old members train on."""
-    _act(context, "abort", run, yes, reason, output)
+    _act(context, "abort", run, yes, reason, dry_run, output)
 
 
 @app.command()
 def rollback(
-    context: typer.Context, run: RunId, yes: Yes = False, reason: Reason = "", output: Output = Format.table
+    context: typer.Context,
+    run: RunId,
+    yes: Yes = False,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    output: Output = Format.table,
 ) -> None:
     """Undo a run's steps, the newest first."""
-    _act(context, "rollback", run, yes, reason, output)
+    _act(context, "rollback", run, yes, reason, dry_run, output)
 
 
 @app.command()
 def resume(
-    context: typer.Context, run: RunId, yes: Yes = False, reason: Reason = "", output: Output = Format.table
+    context: typer.Context,
+    run: RunId,
+    yes: Yes = False,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    output: Output = Format.table,
 ) -> None:
     """Go on with a held or interrupted run, at its step."""
-    _act(context, "resume", run, yes, reason, output)
+    _act(context, "resume", run, yes, reason, dry_run, output)
 
 
-def _act(context: typer.Context, verb: str, run: str, yes: bool, reason: str, output: Format) -> None:
+def _act(
+    context: typer.Context, verb: str, run: str, yes: bool, reason: str, dry_run: bool, output: Format
+) -> None:
     console = Console.of(context)
-    console.may_act(f"{verb} a run")
+    if not dry_run:
+        console.may_act(f"{verb} a run")
     found = console.controller.one("run", run, Run)
+    if dry_run:
+        present(calls_page(console.controller.dry_steer(found.id, verb)), output)
+        return
     agreed = consent(found.node, yes=yes, reason=reason)
     act: Callable[[str, Gate], Run] = getattr(console.controller, verb)
     follow(console, act(found.id, gate(agreed)), output)

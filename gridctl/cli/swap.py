@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from gridctl.cli import complete
+from gridctl.cli.calls import calls_page
 from gridctl.cli.console import Console, DryRun, Reason, Yes, gate
 from gridctl.cli.follow import follow
 from gridctl.cli.gate import consent, who
-from gridctl.cli.output import Column, Format, flat, say
+from gridctl.cli.output import Column, Format, say
 from gridctl.cli.page import Output, Page, duration, full, local, present, size, tell
 from gridctl.model.plans import Plan, Request
 
@@ -17,7 +18,8 @@ app = typer.Typer(no_args_is_help=True, help="Move the ranks of a node to warm s
 
 MOVES = (
     Column("rank", lambda m: m.rank),
-    Column("from", lambda m: m.source.node),
+    Column("from", lambda m: m.origin or m.source.node),
+    Column("state_from", lambda m: m.source.node),
     Column("to", lambda m: m.target.node),
     Column("gpus", lambda m: m.gpus),
 )
@@ -29,18 +31,6 @@ STEPS = (
     Column("text", lambda s: s.text, wraps=True),
 )
 BLOCKERS = (Column("code", lambda b: b.code), Column("text", lambda b: b.text, wraps=True))
-CALLS = (
-    Column("step", lambda c: c.step),
-    Column("when", lambda c: c.when),
-    Column("method", lambda c: c.method),
-    Column("url", lambda c: c.url),
-    Column("kind", lambda c: c.kind),
-    Column("args", lambda c: c.args),
-)
-CALLS_SHOWN = (
-    *CALLS[:2],
-    Column("call", lambda c: " ".join(filter(None, (c.method, c.url, c.kind, flat(c.args)))), wraps=True),
-)
 
 
 def plan_page(plan: Plan) -> Page:
@@ -125,10 +115,7 @@ def apply(
         console.may_act("apply a plan")
     found = console.controller.one("plan", plan, Plan)
     if dry_run:
-        calls = console.controller.dry_run(found.id)
-        present(
-            Page(data=[full(call) for call in calls], columns=CALLS, items=calls, shown=CALLS_SHOWN), output
-        )
+        present(calls_page(console.controller.dry_run(found.id)), output)
         return
     if not yes and sys.stdin.isatty():
         tell(plan_page(found))

@@ -94,6 +94,10 @@ class Client:
     def resume(self, run: str, gate: Gate) -> Run:
         return self._ask("POST", f"/v1/run/{_path(run)}/resume", Run, gate)
 
+    def dry_steer(self, run: str, verb: str) -> list[DryCall]:
+        """Every call that abort, rollback or resume would make."""
+        return self._ask("POST", f"/v1/run/{_path(run)}/{verb}?dry_run=1", list[DryCall])
+
     def freeze(self, scope: str, gate: Gate) -> list[dict[str, str]]:
         """[{"node", "answer"}]: "ok", or why this node will get it later; with "refused": why never."""
         return self._ask("POST", "/v1/freeze", list[dict[str, str]], {"scope": scope, "gate": gate})

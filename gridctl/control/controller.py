@@ -33,8 +33,8 @@ from gridctl.model.plans import DryCall, Gate, Plan, Request
 from gridctl.model.runs import ENDS, Incident, Run
 from gridctl.ports.agents import Agents
 from gridctl.runbook import gates, preflight
-from gridctl.runbook.dry import dry_run
-from gridctl.runbook.engine import committed, cutting
+from gridctl.runbook.dry import dry_rest, dry_run, leases
+from gridctl.runbook.engine import RunState, committed, cutting
 from gridctl.runbook.events import BackAsked, Event, Halted, Started
 from gridctl.runbook.selection import refuse_if_fatal
 from gridctl.trust import IdentityError
@@ -189,6 +189,17 @@ class Controller:
         """Every call that the plan would make. Raises `Refused` for an unknown plan."""
         return dry_run(self.ledger.plan(plan_id), self.urls)
 
+    def dry_steer(self, run: str, verb: str) -> list[DryCall]:
+        """Every call that abort, rollback or resume would make now. Raises `Refused` where they would."""
+        plan = self._steerable(run, verb)
+        state = self._state(run, plan)
+        if verb != "resume":
+            self._refuse_past(run, state)
+        elif run in self._drivers:
+            raise _in_hand(run)
+        taken = [] if run in self._drivers else leases(self.urls)
+        return taken + dry_rest(plan, state.progress, self.urls, back=verb != "resume")
+
     async def apply(self, plan_id: str, gate: Gate) -> Run:
         """Starts the run of a plan. Raises `Refused`; then nothing was changed."""
         self._may_act()
@@ -228,9 +239,11 @@ class Controller:
     async def resume(self, run: str, gate: Gate) -> Run:
         """Goes on with an interrupted or held run. Raises `Refused`."""
         self._refuse_unsound()
-        plan = self._steerable(run, gate, "resume")
+        self._may_act()
+        gates.check_meant(self.ledger.run(run).node, gate)
+        plan = self._steerable(run, "resume")
         if run in self._drivers:
-            raise Refused("not-now", f"run {run} is in hand: there is nothing to resume")
+            raise _in_hand(run)
         return await self._take_up(run, plan, Started(gate.who, accept=True), gate)
 
     async def uncordon(self, node: str, gate: Gate) -> Node:
@@ -324,11 +337,9 @@ class Controller:
         found = self.ledger.incidents.get(incident)
         return found is not None and found.kind == "manual"
 
-    def _steerable(self, run: str, gate: Gate, verb: str) -> Plan:
+    def _steerable(self, run: str, verb: str) -> Plan:
         """The plan of a run that has not ended. Raises `Refused`."""
-        self._may_act()
         found = self.ledger.run(run)
-        gates.check_meant(found.node, gate)
         if found.state == "done":
             raise Refused(
                 "boundary-past",
@@ -340,9 +351,23 @@ class Controller:
         return self.ledger.plan(found.plan)
 
     async def _back(self, run: str, gate: Gate, end: str) -> Run:
-        plan = self._steerable(run, gate, "undo")
+        self._may_act()
+        gates.check_meant(self.ledger.run(run).node, gate)
+        plan = self._steerable(run, "undo")
         driver = self._drivers.get(run)
-        state = driver.state if driver else Driver(self, run, plan, gate.who).state
+        self._refuse_past(run, self._state(run, plan))
+        asked = BackAsked(gate.who, gate.reason, end)
+        if driver is None:
+            return await self._take_up(run, plan, asked, gate)
+        self.ledger.append("audit", {**self._audit(run, plan, gate), "what": end})
+        driver.tell(asked)
+        return self.ledger.run(run)
+
+    def _state(self, run: str, plan: Plan) -> RunState:
+        driver = self._drivers.get(run)
+        return driver.state if driver else Driver(self, run, plan, "").state
+
+    def _refuse_past(self, run: str, state: RunState) -> None:
         if committed(state):
             raise Refused(
                 "boundary-past",
@@ -355,12 +380,6 @@ class Controller:
                 f"run {run} is in its cut, which ends by itself in a commit or an abort; if it is held,"
                 f" `gridctl run resume {run}` finds out which",
             )
-        asked = BackAsked(gate.who, gate.reason, end)
-        if driver is None:
-            return await self._take_up(run, plan, asked, gate)
-        self.ledger.append("audit", {**self._audit(run, plan, gate), "what": end})
-        driver.tell(asked)
-        return self.ledger.run(run)
 
     async def _take_up(self, run: str, plan: Plan, event: Event, gate: Gate) -> Run:
         """Takes a run in hand again that nobody drives."""
@@ -435,3 +454,7 @@ def _holder(home: Home) -> str:
 def _stamps(home: Home) -> list[int]:
     files = (home.fleet_file, home.policy_file, home.trust / "operator.crt")
     return [path.stat().st_mtime_ns if path.exists() else 0 for path in files]
+
+
+def _in_hand(run: str) -> Refused:
+    return Refused("not-now", f"run {run} is in hand: there is nothing to resume")

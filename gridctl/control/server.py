@@ -133,7 +133,10 @@ class Service:
         return _json(await _to_the_end(self._controller.apply(body.plan, body.gate)))
 
     async def _steer(self, request: web.Request) -> web.StreamResponse:
-        controller, gate = self._controller, await _body(request, Gate)
+        controller = self._controller
+        if "dry_run" in request.query:
+            return _json(controller.dry_steer(request.match_info["id"], request.match_info["verb"]))
+        gate = await _body(request, Gate)
         verbs = {"abort": controller.abort, "rollback": controller.rollback, "resume": controller.resume}
         return _json(await _to_the_end(verbs[request.match_info["verb"]](request.match_info["id"], gate)))
 

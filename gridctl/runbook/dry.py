@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from gridctl.model.plans import Call, DryCall, Plan
+from gridctl.model.plans import Call, DryCall, Plan, Step
+from gridctl.runbook.progress import Progress
 from gridctl.runbook.references import launches_in
 
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CRED|AUTH")
@@ -17,22 +18,47 @@ def dry_run(plan: Plan, urls: Mapping[str, str]) -> list[DryCall]:
 
     `urls` holds all agents of the fleet: the lease is asked of each of them.
     """
-    shown = [
+    shown = leases(urls)
+    for step in plan.steps:
+        shown += _forward(plan, step, urls)
+    for step in reversed(plan.steps):
+        shown += _back(step, urls)
+    return shown
+
+
+def dry_rest(plan: Plan, progress: Progress, urls: Mapping[str, str], *, back: bool) -> list[DryCall]:
+    """Every call that is left of a run: forward to its end, or `back`, as far as no call fails."""
+    shown: list[DryCall] = []
+    if back or progress.undoing:
+        for step in reversed(plan.steps):
+            if step.name in progress.started and step.name not in progress.undone:
+                shown += _back(step, urls)
+        return shown
+    for step in plan.steps:
+        if step.name not in progress.done:
+            shown += _forward(plan, step, urls)
+    return shown
+
+
+def leases(urls: Mapping[str, str]) -> list[DryCall]:
+    """What taking the lease calls."""
+    return [
         DryCall(step="lease", when="do", method="POST", url=f"{url}/v1/lease", kind="", args={"ttl_s": "..."})
         for _, url in sorted(urls.items())
     ]
-    for step in plan.steps:
-        if step.precheck or step.verify:
-            shown += [
-                DryCall(step=step.name, when="do", method="GET", url=f"{url}/v1/status")
-                for url in sorted({urls.get(member.node, member.url) for member in plan.members})
-            ]
-        for call in step.calls:
-            shown += _calls(step.name, "do", call, urls)
-    for step in reversed(plan.steps):
-        for call in step.inverse:
-            shown += _calls(step.name, "undo", call, urls)
-    return shown
+
+
+def _forward(plan: Plan, step: Step, urls: Mapping[str, str]) -> Iterator[DryCall]:
+    if step.precheck or step.verify:
+        for url in sorted({urls.get(member.node, member.url) for member in plan.members}):
+            yield DryCall(step=step.name, when="do", method="GET", url=f"{url}/v1/status")
+    for call in step.calls:
+        yield from _calls(step.name, "do", call, urls)
+
+
+def _back(step: Step, urls: Mapping[str, str]) -> Iterator[DryCall]:
+    for call in step.inverse:
+        yield from _calls(step.name, "undo", call, urls)
 
 
 def redacted(value: Any, name: str = "") -> Any:

@@ -54,6 +54,7 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         assert data(root, "jobs")[0]["epoch"] == 1
 
         gridctl(root, "uncordon", "n2", expect=Exit.REFUSED)
+        assert data(root, "uncordon", "n2", "--dry-run")[-1]["kind"] == "node.uncordon"
         lifted = data(root, "uncordon", "n2", "--yes", "--reason", "memory replaced")
         assert (lifted[0]["name"], lifted[0]["status"]["cordoned"]) == ("n2", False)
         gridctl(root, "uncordon", "n2", "--yes", "--reason", "once more", expect=Exit.REFUSED)
@@ -78,6 +79,9 @@ def test_a_script_detaches_aborts_and_finds_the_old_members_training() -> None:
         plan = data(root, "swap", "plan", "n3")
         run = data(root, "swap", "apply", plan["id"], *because, "--detach")
         assert run["state"] == "running"
+        shown = data(root, "run", "abort", run["id"], "--dry-run")
+        assert {call["when"] for call in shown} <= {"undo"}
+        assert data(root, "run", "show", run["id"])["state"] == "running", "a dry run changes nothing"
         ended = gridctl(root, "run", "abort", run["id"], *because, "-o", "json", expect=Exit.RUN_ABORTED)
         assert json.loads(ended.stdout)["state"] == "aborted"
         gridctl(root, "run", "attach", run["id"], expect=Exit.RUN_ABORTED)

@@ -12,8 +12,9 @@ from gridagent.wire import HandoverJoin, HandoverOpen, OpRequest, Specialise, St
 from gridctl.control.incidents import Incidents
 from gridctl.model.fleet import jobs
 from gridctl.model.plans import Plan
-from gridctl.runbook.dry import HIDDEN, dry_run, redacted
+from gridctl.runbook.dry import HIDDEN, dry_rest, dry_run, redacted
 from gridctl.runbook.gates import digest
+from gridctl.runbook.progress import Progress
 from gridctl.runbook.references import launches_in, resolve
 from gridctl.runbook.watch import judge
 
@@ -51,6 +52,20 @@ def test_every_call_carries_what_its_agent_expects() -> None:
     join = next(step for step in PLAN.steps if step.name == "join")
     assert len(join.calls) == 4  # two survivors, the source, the target
     assert {call.args["me"]["role"] for call in join.calls} == {"survivor", "source", "target"}
+
+
+def test_a_dry_run_of_the_rest_has_what_is_left_in_that_direction() -> None:
+    begun = Progress(started=("preflight", "engage", "cordon"), done={"preflight": [], "engage": []})
+    on = [call for call in dry_rest(PLAN, begun, URLS, back=False) if call.kind]
+    assert on[0].step == "cordon"
+    assert {call.when for call in on} == {"do"}
+    assert [call.step for call in on] == [c.step for c in dry_run(PLAN, URLS) if c.kind and c.when == "do"][
+        1:
+    ]
+    back = dry_rest(PLAN, begun, URLS, back=True)
+    assert [call.step for call in back] == ["cordon", "engage", "engage", "engage", "engage"]
+    turned = msgspec.structs.replace(begun, undoing=True, undone=frozenset({"cordon"}))
+    assert {call.step for call in dry_rest(PLAN, turned, URLS, back=False)} == {"engage"}
 
 
 def test_a_command_line_stands_neither_in_the_plan_nor_in_a_dry_run() -> None:
