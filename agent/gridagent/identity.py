@@ -259,7 +259,10 @@ def renewal_due(trust_dir: Path, now_unix_s: float) -> bool:
 
 
 def write_file(path: Path, data: bytes, mode: int) -> None:
-    """Replaces a file at once: a reader, or a crash, sees the old content or the new."""
+    """Replaces a file at once: a reader, or a crash, sees the old content or the new.
+
+    Raises `OSError` that names the file.
+    """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -269,8 +272,10 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
         raise
     sync_folder(path.parent)
 

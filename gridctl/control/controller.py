@@ -209,6 +209,7 @@ class Controller:
             run = f"r-{secrets.token_hex(4)}"
             await self.take_lease(run)
             try:
+                self.lease.check_granted(member.node for member in plan.members)
                 about = {"incident": plan.incident, "plan": plan.id, "run": run}
                 self.ledger.append("gate", {**about, **msgspec.to_builtins(gate)})
                 self._record_lease(plan, run)
