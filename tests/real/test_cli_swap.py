@@ -49,8 +49,13 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         incident = data(root, "incident", "show", run["incident"])
         assert (incident["state"], incident["runs"]) == ("closed", [run["id"]])
         assert any("corrected errors climb" in moment["what"] for moment in incident["timeline"])
-        for again in (["swap", "apply", plan["id"]], ["run", "rollback", run["id"]]):
-            gridctl(root, *again, "--yes", "--reason", "a second time", expect=Exit.REFUSED)
+        for again, words in (
+            (["swap", "apply", plan["id"]], f"was applied as run {run['id']}"),
+            (["run", "rollback", run["id"]], "was committed and is done"),
+            (["run", "abort", run["id"]], "the way back is a new hand-over"),
+        ):
+            said = gridctl(root, *again, "--yes", "--reason", "a second time", expect=Exit.REFUSED).stderr
+            assert words in said
         assert data(root, "jobs")[0]["epoch"] == 1
 
         gridctl(root, "uncordon", "n2", expect=Exit.REFUSED)
