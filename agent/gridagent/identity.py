@@ -231,11 +231,15 @@ def read_lists(pem: bytes, ca: x509.Certificate) -> RevocationLists:
 
 
 def expiry_warnings(trust_dir: Path, now_unix_s: float) -> list[str]:
-    """One line for each certificate of the folder that ends within 14 days or has ended."""
+    """One line for each certificate of the folder that ends within 14 days, has ended or has not begun."""
     lines = []
     for path in sorted(trust_dir.glob("*.crt")):
-        left_s = _certificate(path).not_valid_after_utc.timestamp() - now_unix_s
-        if left_s < 0:
+        certificate = _certificate(path)
+        left_s = certificate.not_valid_after_utc.timestamp() - now_unix_s
+        ahead_s = certificate.not_valid_before_utc.timestamp() - now_unix_s
+        if ahead_s > 0:
+            lines.append(f"{path} begins to be valid in {ahead_s / 86400:.1f} days: is the clock right here?")
+        elif left_s < 0:
             lines.append(f"{path} has expired {-left_s / 86400:.1f} days ago")
         elif left_s < _WARN_AHEAD_S:
             lines.append(f"{path} expires in {left_s / 86400:.1f} days")

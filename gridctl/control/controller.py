@@ -51,7 +51,7 @@ class Controller:
         self.policy = load_policy(home)
         self._read_only = read_only or self.fleet.fleet.read_only
         self.trustee = Trustee(home.trust)
-        self.agents = Agents(self.trustee.context, self._check_peer)
+        self.agents = Agents(self.trustee.context, self._check_peer, self.trustee.flaw)
         holder = _holder(home)
         self.ledger = Ledger(home, holder)
         self.lease = FleetLease(self.agents, holder, lambda: self.urls, self._lease_lost)

@@ -3,6 +3,7 @@
 Ranks and spares are sessions without torch: every one of these refusals comes before one is asked.
 """
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import pytest
 from agents import Agent
 from command_line import gridctl
 from swap_fleet import JOB, SwapFleet, swap_fleet
+from trust_parties import forge
 
 from gridctl.cli.exits import Exit
+from gridctl.control import connect
+from gridctl.home import Home
 from gridctl.model.fleet import Node
+from gridctl.trust import Authority
 
 #: Members of a status that change by themselves.
 PASSING = {"now_unix_s", "stream_seq"}
@@ -91,4 +96,34 @@ def test_a_plan_is_refused_and_nothing_has_changed(
     said = gridctl(fleet.root, "swap", "plan", "n2", "--to", spare, expect=Exit.REFUSED)
     assert said.stdout == ""
     assert words in said.stderr
+    assert told(fleet) == before
+
+
+@pytest.mark.parametrize(
+    ("who", "words"),
+    [
+        ("stranger", "shows no certificate that this home's CA vouches for"),
+        ("late", "has expired, a new one comes from `gridctl grant`"),
+        ("early", "is not valid yet, or the clock is wrong here"),
+    ],
+)
+def test_a_certificate_that_no_agent_takes_is_named_and_not_the_network(
+    fleet: SwapFleet, tmp_path: Path, who: str, words: str
+) -> None:
+    if who == "stranger":
+        Authority.ephemeral(tmp_path / "trust", "testfleet")
+    else:
+        made_days_ago = 2 if who == "late" else -2
+        uri = "gridctl://testfleet/operator/eve"
+        forge(tmp_path / "trust", fleet.authority, uri, days=1, made_days_ago=made_days_ago)
+    shutil.copy(fleet.home.fleet_file, tmp_path)
+    before = told(fleet)
+    try:
+        said = gridctl(tmp_path, "freeze", "--yes", "--reason", "a test", expect=Exit.UNKNOWN)
+        assert said.stdout.count(words) == len(fleet.agents)
+        planned = gridctl(tmp_path, "swap", "plan", "n2", expect=Exit.UNKNOWN)
+        assert words in planned.stderr
+    finally:
+        with connect(Home.at(tmp_path)) as controller:
+            controller.stop()
     assert told(fleet) == before
