@@ -343,6 +343,8 @@ class Controller:
     async def _back(self, run: str, gate: Gate, end: str) -> Run:
         plan = self._steerable(run, gate, "undo")
         driver = self._drivers.get(run)
+        if driver is None:  # what it has done is known from the journal only
+            self._refuse_unsound()
         state = driver.state if driver else Driver(self, run, plan, gate.who).state
         if committed(state):
             raise Refused(
