@@ -18,6 +18,16 @@ from gridctl.model.fleet import Node
 from gridctl.model.runs import Incident
 
 
+def steady_clock() -> Callable[[], float]:
+    """The wall clock as it is now, which then goes on as time passes, whoever sets the machine's clock.
+
+    Silence is measured with it: a clock that is set forward makes no node silent, and one that is set back
+    hides none.
+    """
+    offset_s = time.time() - time.monotonic()
+    return lambda: offset_s + time.monotonic()
+
+
 class Sentinel:
     """Turns stream records into journal records. `propose` is called for a decision to swap."""
 
@@ -28,6 +38,7 @@ class Sentinel:
         self._steps = steps
         self._propose = propose
         self._watch = Watch(builtin())
+        self._now_unix_s = steady_clock()
         self._proposals: set[asyncio.Task[None]] = set()
         self._handovers: dict[str, tuple[str, str]] = {}  #: hand-over -> (incident, run)
 
@@ -55,12 +66,12 @@ class Sentinel:
         self._steps.feed(record)
         if record.kind == "phase":
             self._phase(record)
-        for output in self._watch.feed(record, time.time()):
+        for output in self._watch.feed(record, self._now_unix_s()):
             self._said(output)
 
     def tick(self) -> None:
         """Lets time pass: silent nodes become blind. Raises `Refused` likewise."""
-        for output in self._watch.tick(time.time()):
+        for output in self._watch.tick(self._now_unix_s()):
             self._said(output)
 
     async def close(self) -> None:
