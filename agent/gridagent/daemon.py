@@ -205,7 +205,7 @@ class Daemon:
             peer = await asyncio.to_thread(renew, self.home.root)
             for context in (self._server_tls, self._client_tls):
                 identity.reload(context, self.home.trust)
-        except identity.IdentityError as error:
+        except (identity.IdentityError, OSError, ValueError) as error:  # also a folder that somebody works in
             self.spool.append("note", {"text": f"the certificate could not be renewed: {error}"})
         else:
             self.spool.append("note", {"text": f"renewed the certificate of {peer}"})
