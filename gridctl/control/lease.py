@@ -156,4 +156,6 @@ def _why(reply: LeaseReply | AgentError) -> str:
     """Why an agent did not grant the lease."""
     if isinstance(reply, AgentError):
         return str(reply)
-    return f"{reply.holder or 'another controller'} acts there with fence {reply.fence}"
+    if reply.holder:
+        return f"{reply.holder} acts there with fence {reply.fence}"
+    return f"it has seen fence {reply.fence}, which is newer: try again in a moment"
