@@ -15,6 +15,10 @@ class Unanswered(GridctlError):
     """The controller gave no answer."""
 
 
+class Hangs(Unanswered):
+    """The controller is there and gives no answer in time: another one could not take its place."""
+
+
 class Refused(GridctlError):
     """Something was asked for and is not done; nothing was changed.
 

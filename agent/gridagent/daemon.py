@@ -171,7 +171,8 @@ class Daemon:
                     raise ConfigError(f"cannot listen on {self._config.listen}: {error.strerror}") from None
         port = runner.addresses[0][1]
         self._url = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-        identity.write_file(self.home.url_file, self._url.encode(), 0o600)
+        if not _says(self.home.url_file, self._url):  # a full disk keeps no agent from coming back
+            identity.write_file(self.home.url_file, self._url.encode(), 0o600)
 
     async def _play(self, name: str, source: Source) -> None:
         """Puts what a source tells into the spool; a source that fails says so there, and is blind."""
@@ -204,7 +205,7 @@ class Daemon:
             peer = await asyncio.to_thread(renew, self.home.root)
             for context in (self._server_tls, self._client_tls):
                 identity.reload(context, self.home.trust)
-        except identity.IdentityError as error:
+        except (identity.IdentityError, OSError, ValueError) as error:  # also a folder that somebody works in
             self.spool.append("note", {"text": f"the certificate could not be renewed: {error}"})
         else:
             self.spool.append("note", {"text": f"renewed the certificate of {peer}"})
@@ -220,6 +221,13 @@ class Daemon:
             case "damage":
                 raise OpFailed("this node's agent was not started with --allow-damage")
         raise OpFailed(f"{ask.kind!a} is nothing that this agent can be asked for")
+
+
+def _says(path: Path, text: str) -> bool:
+    try:
+        return path.read_bytes() == text.encode()
+    except OSError:
+        return False
 
 
 def _port_before(url_file: Path) -> list[int]:

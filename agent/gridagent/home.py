@@ -105,8 +105,9 @@ class Home:
             raise ConfigError(
                 f"another agent serves {self.root}; stop it first, or give this one its own --home"
             ) from None
-        if len(os.fsencode(self.socket)) > SOCKET_PATH_BYTES_MAX:
-            raise ConfigError(f"{self.socket} is too long for a Unix socket; use a shorter --home")
+        path = self.socket.absolute()  # as sessions are told it, which were started elsewhere
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            raise ConfigError(f"{path} is too long for a Unix socket; use a shorter --home")
         with contextlib.suppress(FileNotFoundError):  # what a killed agent left behind
             self.socket.unlink()
 

@@ -231,11 +231,15 @@ def read_lists(pem: bytes, ca: x509.Certificate) -> RevocationLists:
 
 
 def expiry_warnings(trust_dir: Path, now_unix_s: float) -> list[str]:
-    """One line for each certificate of the folder that ends within 14 days or has ended."""
+    """One line for each certificate of the folder that ends within 14 days, has ended or has not begun."""
     lines = []
     for path in sorted(trust_dir.glob("*.crt")):
-        left_s = _certificate(path).not_valid_after_utc.timestamp() - now_unix_s
-        if left_s < 0:
+        certificate = _certificate(path)
+        left_s = certificate.not_valid_after_utc.timestamp() - now_unix_s
+        ahead_s = certificate.not_valid_before_utc.timestamp() - now_unix_s
+        if ahead_s > 0:
+            lines.append(f"{path} begins to be valid in {ahead_s / 86400:.1f} days: is the clock right here?")
+        elif left_s < 0:
             lines.append(f"{path} has expired {-left_s / 86400:.1f} days ago")
         elif left_s < _WARN_AHEAD_S:
             lines.append(f"{path} expires in {left_s / 86400:.1f} days")
@@ -259,7 +263,10 @@ def renewal_due(trust_dir: Path, now_unix_s: float) -> bool:
 
 
 def write_file(path: Path, data: bytes, mode: int) -> None:
-    """Replaces a file at once: a reader, or a crash, sees the old content or the new."""
+    """Replaces a file at once: a reader, or a crash, sees the old content or the new.
+
+    Raises `OSError` that names the file.
+    """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -269,8 +276,10 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)
         raise
     sync_folder(path.parent)
 

@@ -261,14 +261,15 @@ class Journal:
 
 
 class Tail:
-    """Reads on from where it stopped, without waiting and without a lock.
+    """Reads on from where it stopped, without waiting and without a lock. `damaged`: past what is no record.
 
     `new()` yields the whole records that came since the last call. A record may show up here in
     the instant before its writer has flushed it.
     """
 
-    def __init__(self, directory: Path | str, after: int = 0) -> None:
+    def __init__(self, directory: Path | str, after: int = 0, *, damaged: bool = False) -> None:
         self._directory = Path(directory)
+        self._damaged = damaged
         self._after = after
         self._segment = ""
         self._offset = 0
@@ -292,22 +293,23 @@ class Tail:
                 if not line.endswith(b"\n") and last:
                     return  # being written, or torn; the writer's next open repairs it
                 record = _parse(line)
-                if record is None:
+                if record is None and not self._damaged:
                     raise JournalDamaged(
                         f"{path} at byte {self._offset}: not a record; run `gridctl journal verify`"
                     )
                 self._offset += len(line)
-                if record.seq > self._after:
+                if record and record.seq > self._after:
                     self._after = record.seq
                     yield record
 
 
-def read(directory: Path | str, after: int = 0) -> Iterator[Record]:
+def read(directory: Path | str, after: int = 0, *, damaged: bool = False) -> Iterator[Record]:
     """All whole records with a seq above `after`, as of now. No lock; hashes are not checked.
 
-    Raises `JournalDamaged` at a line that is no record. A torn last line is left out.
+    Raises `JournalDamaged` at a line that is no record, or leaves it out: `damaged`. A torn last line is
+    left out.
     """
-    return Tail(directory, after).new()
+    return Tail(directory, after, damaged=damaged).new()
 
 
 def follow(directory: Path | str, after: int, wait: Callable[[], bool]) -> Iterator[Record]:

@@ -5,6 +5,7 @@ ends nor prolongs a lease; only over a restart the wall clock must do, and then 
 most as long as it was granted for.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -58,14 +59,19 @@ class Lease:
         return bool(self.holder) and self.left_s > 0
 
     def ask(self, request: LeaseRequest) -> LeaseReply:
-        """Grants, renews or gives back. Raises `OSError`; then nothing changed."""
+        """Grants, renews or gives back. Raises `OSError`; then nothing changed.
+
+        Only a new fence must be on the disk. A renewal that is not only ends sooner over a restart, and
+        whoever steers now can also finish on a node whose disk is full.
+        """
         same = request.holder == self.holder and request.fence == self.fence
         free = not self.live or self.holder == request.holder
         if not request.holder or not (same or (free and request.fence > self.fence)):
             return self._reply(granted=False)
         ttl_s = min(max(request.ttl_s, 0.0), TTL_S_MAX)
         stored = _Stored(request.fence, request.holder, ttl_s, self._wall() + ttl_s)
-        write_file(self._path, msgspec.json.encode(stored), 0o600)
+        with contextlib.suppress(OSError) if same else contextlib.nullcontext():
+            write_file(self._path, msgspec.json.encode(stored), 0o600)
         self.fence, self.holder = request.fence, request.holder
         self._until_s = self._monotonic() + ttl_s
         return self._reply(granted=True)

@@ -82,7 +82,7 @@ def _trust(console: Console) -> Iterator[Check]:
             yield Check(what="trust", state="fail", text=str(error))
             return
     now = time.time()
-    expired = [(line, "fail" if "expired" in line else "warn") for line in expiry_warnings(folder, now)]
+    expired = [(line, "warn" if " expires in " in line else "fail") for line in expiry_warnings(folder, now)]
     readable = [(line, "fail") for line in permission_warnings(folder)]
     for line, state in [*expired, *readable]:
         yield Check(what="trust", state=state, text=line)

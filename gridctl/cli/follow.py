@@ -8,6 +8,7 @@ from gridctl.cli.console import Console
 from gridctl.cli.exits import Exit
 from gridctl.cli.output import Column, Format, say
 from gridctl.cli.page import Page, duration, full, local, present
+from gridctl.errors import Unanswered
 from gridctl.model.runs import ENDS, Run, StepRun
 
 POLL_S = 0.2
@@ -43,7 +44,10 @@ def run_page(run: Run) -> Page:
 
 
 def follow(console: Console, run: Run, form: Format, *, detach: bool = False) -> None:
-    """Waits for the end of a run, or for the moment when it needs a person. Raises `typer.Exit`."""
+    """Waits for the end of a run, or for the moment when it needs a person.
+
+    Raises `typer.Exit`, and `Unanswered` where the controller falls silent meanwhile.
+    """
     if detach:
         present(run_page(run), form)
         say(f"The run goes on. To follow it: gridctl run attach {run.id}")
@@ -62,6 +66,9 @@ def follow(console: Console, run: Run, form: Format, *, detach: bool = False) ->
     except KeyboardInterrupt:
         say(f"The run goes on. To follow it again: gridctl run attach {run.id}")
         raise typer.Exit(Exit.INTERRUPTED) from None
+    except Unanswered:
+        say(f"How run {run.id} goes is unknown now. To look again: gridctl run show {run.id}")
+        raise
     present(run_page(run), form)
     if run.state == "done":
         return

@@ -235,8 +235,14 @@ def emit(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Narrates on stderr; nothing that is said there is data."""
-    _write(sys.stderr, clean(text) + "\n")
+    """Narrates on stderr; nothing that is said there is data.
+
+    A full disk below it costs the words and nothing else: how the command ends says what was done.
+    """
+    try:
+        _write(sys.stderr, clean(text) + "\n")
+    except OSError:
+        _silence(sys.stderr)
 
 
 def _write(stream: TextIO, text: str) -> None:
@@ -244,8 +250,12 @@ def _write(stream: TextIO, text: str) -> None:
         stream.write(encodable(text, stream.encoding or "utf-8"))
         stream.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # the interpreter flushes once more
+        _silence(stream)
         raise SystemExit(Exit.BROKEN_PIPE) from None
+
+
+def _silence(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # the interpreter flushes once more
 
 
 def encodable(text: str, encoding: str) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from gridagent.journal import Record
 from gridagent.wire import Blocker
-from gridctl.errors import ConfigError, GridctlError, Refused, Unanswered
+from gridctl.errors import ConfigError, GridctlError, Hangs, Refused, Unanswered
 from gridctl.home import Home
 from gridctl.model.fleet import Node
 from gridctl.model.plans import DryCall, Gate, Plan, Request
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECT_S = 2.0
+#: What the controller knows by itself. Longer than a slow disk keeps it from answering.
+READ_S = 15.0
+#: A freeze asks every agent at once, none of them for longer than this.
+FREEZE_S = 30.0
 #: A plan asks sessions, which answer at their next step boundary.
-READ_S = 120.0
+PLAN_S = 120.0
 NAME_CHARS_MAX = 256
 
 
@@ -31,6 +35,8 @@ def listens(home: Home) -> bool:
         probe.settimeout(CONNECT_S)
         try:
             probe.connect(str(home.socket))
+        except (BlockingIOError, TimeoutError):
+            return True  # and has so many waiting that one more finds no room
         except OSError:
             return False
     return True
@@ -43,16 +49,16 @@ class _Answer(msgspec.Struct):
 
 
 class Client:
-    """Every call raises `Refused` for a no of the controller and `Unanswered` if there is no controller."""
+    """Every call raises `Refused` for a no of the controller, `Unanswered` if there is no controller and
+    `Hangs` if it gives no answer in time."""
 
     def __init__(self, home: Home) -> None:
         import httpx
 
-        self._socket = home.socket
+        self._home = home
         self._http = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(home.socket)),
             base_url="http://gridctl",
-            timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
         )
 
     def __enter__(self) -> "Client":
@@ -76,23 +82,23 @@ class Client:
         return self._ask("GET", f"/v1/{what}/{_path(name)}", kind)
 
     def plan(self, request: Request) -> Plan:
-        return self._ask("POST", "/v1/plan", Plan, request)
+        return self._ask("POST", "/v1/plan", Plan, request, PLAN_S)
 
     def dry_run(self, plan: str) -> list[DryCall]:
         return self._ask("POST", "/v1/apply", list[DryCall], {"plan": plan, "dry_run": True})
 
     def apply(self, plan: str, gate: Gate) -> Run:
         """Returns as soon as the run has started; `one("run", ...)` or `events` tell how it goes."""
-        return self._ask("POST", "/v1/apply", Run, {"plan": plan, "gate": gate})
+        return self._ask("POST", "/v1/apply", Run, {"plan": plan, "gate": gate}, PLAN_S)
 
     def abort(self, run: str, gate: Gate) -> Run:
-        return self._ask("POST", f"/v1/run/{_path(run)}/abort", Run, gate)
+        return self._ask("POST", f"/v1/run/{_path(run)}/abort", Run, gate, PLAN_S)
 
     def rollback(self, run: str, gate: Gate) -> Run:
-        return self._ask("POST", f"/v1/run/{_path(run)}/rollback", Run, gate)
+        return self._ask("POST", f"/v1/run/{_path(run)}/rollback", Run, gate, PLAN_S)
 
     def resume(self, run: str, gate: Gate) -> Run:
-        return self._ask("POST", f"/v1/run/{_path(run)}/resume", Run, gate)
+        return self._ask("POST", f"/v1/run/{_path(run)}/resume", Run, gate, PLAN_S)
 
     def dry_steer(self, run: str, verb: str) -> list[DryCall]:
         """Every call that abort, rollback or resume would make."""
@@ -100,14 +106,14 @@ class Client:
 
     def freeze(self, scope: str, gate: Gate) -> list[dict[str, str]]:
         """[{"node", "answer"}]: "ok", or why this node will get it later; with "refused": why never."""
-        return self._ask("POST", "/v1/freeze", list[dict[str, str]], {"scope": scope, "gate": gate})
+        return self._ask("POST", "/v1/freeze", list[dict[str, str]], {"scope": scope, "gate": gate}, FREEZE_S)
 
     def thaw(self, scope: str, gate: Gate) -> list[dict[str, str]]:
-        return self._ask("POST", "/v1/thaw", list[dict[str, str]], {"scope": scope, "gate": gate})
+        return self._ask("POST", "/v1/thaw", list[dict[str, str]], {"scope": scope, "gate": gate}, FREEZE_S)
 
     def uncordon(self, node: str, gate: Gate) -> Node:
         """Opens a repaired node for new work; returns it as it is then."""
-        return self._ask("POST", f"/v1/node/{_path(node)}/uncordon", Node, gate)
+        return self._ask("POST", f"/v1/node/{_path(node)}/uncordon", Node, gate, PLAN_S)
 
     def stop(self) -> None:
         """Ends the controller. A run in its hand is then interrupted and can be resumed."""
@@ -127,12 +133,13 @@ class Client:
         except httpx.HTTPError as error:
             raise self._unanswered(error) from None
 
-    def _ask(self, method: str, path: str, answer: type[T], body: Any = None) -> T:
+    def _ask(self, method: str, path: str, answer: type[T], body: Any = None, read_s: float = READ_S) -> T:
         import httpx
 
         content = None if body is None else msgspec.json.encode(body)
+        timeout = httpx.Timeout(read_s, connect=CONNECT_S)
         try:
-            response = self._http.request(method, path, content=content)
+            response = self._http.request(method, path, content=content, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._unanswered(error) from None
         if response.status_code >= 400:
@@ -143,7 +150,25 @@ class Client:
             raise GridctlError(f"the controller speaks another version: {error}; restart it") from None
 
     def _unanswered(self, error: Exception) -> Unanswered:
-        return Unanswered(f"no controller answers on {self._socket}: {error}")
+        import httpx
+
+        path = self._home.socket
+        if not isinstance(error, httpx.TimeoutException):
+            return Unanswered(f"no controller answers on {path}: {error}")
+        pid = _pid(self._home) or "PID"
+        return Hangs(
+            f"the controller (process {pid}) gave no answer on {path} in time: it was stopped, or hangs."
+            f" `kill -CONT {pid}` wakes a stopped one; after `kill -9` the next command starts another, and a"
+            " run in hand waits for `gridctl run resume`"
+        )
+
+
+def _pid(home: Home) -> str:
+    """The process of the home's controller as its lock says, else ""."""
+    try:
+        return home.lock.read_text(encoding="utf-8", errors="replace").strip()[:20]
+    except OSError:
+        return ""
 
 
 def _path(name: str) -> str:

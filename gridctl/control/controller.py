@@ -51,7 +51,7 @@ class Controller:
         self.policy = load_policy(home)
         self._read_only = read_only or self.fleet.fleet.read_only
         self.trustee = Trustee(home.trust)
-        self.agents = Agents(self.trustee.context, self._check_peer)
+        self.agents = Agents(self.trustee.context, self._check_peer, self.trustee.flaw)
         holder = _holder(home)
         self.ledger = Ledger(home, holder)
         self.lease = FleetLease(self.agents, holder, lambda: self.urls, self._lease_lost)
@@ -220,6 +220,7 @@ class Controller:
             run = f"r-{secrets.token_hex(4)}"
             await self.take_lease(run)
             try:
+                self.lease.check_granted(member.node for member in plan.members)
                 about = {"incident": plan.incident, "plan": plan.id, "run": run}
                 self.ledger.append("gate", {**about, **msgspec.to_builtins(gate)})
                 self._record_lease(plan, run)
@@ -355,6 +356,8 @@ class Controller:
         gates.check_meant(self.ledger.run(run).node, gate)
         plan = self._steerable(run, "undo")
         driver = self._drivers.get(run)
+        if driver is None:  # what it has done is known from the journal only
+            self._refuse_unsound()
         self._refuse_past(run, self._state(run, plan))
         asked = BackAsked(gate.who, gate.reason, end)
         if driver is None:

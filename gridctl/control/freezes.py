@@ -55,7 +55,9 @@ def freeze_directly(home: Home, request: FreezeRequest) -> list[dict[str, str]]:
             raise ConfigError(str(error)) from None
         if why := trustee.may_only_look:
             raise Refused("read-only", f"nothing was frozen: {why}")
-        agents = Agents(trustee.context, lambda url, tls: trustee.check(tls, names.get(url, "")))
+        agents = Agents(
+            trustee.context, lambda url, tls: trustee.check(tls, names.get(url, "")), trustee.flaw
+        )
         try:
             return await relay(agents, request, urls)
         finally:

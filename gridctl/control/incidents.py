@@ -37,7 +37,7 @@ class Incidents:
             for incident in self._open()
             if incident.kind == "manual"
             and not incident.runs
-            and all(plans[plan].expires_unix_s <= now_unix_s for plan in incident.plans)
+            and all(plans[plan].expires_unix_s <= now_unix_s for plan in incident.plans if plan in plans)
         ]
 
     def _open(self) -> Iterator[Incident]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gridagent.wire import LeaseReply, LeaseRequest
 from gridctl.errors import Refused
@@ -36,6 +36,7 @@ class FleetLease:
         self.holder = holder
         self.fence = 0
         self.granted: list[str] = []
+        self._denied: dict[str, str] = {}  #: node -> why it did not grant it
 
     @property
     def held(self) -> bool:
@@ -53,6 +54,12 @@ class FleetLease:
             self._users.add(user)
             if self._renewal is None:
                 self._renewal = asyncio.create_task(self._renew())
+
+    def check_granted(self, nodes: Iterable[str]) -> None:
+        """Raises `Refused` if one of these did not grant it: it would carry out nothing of what follows."""
+        for node in sorted(nodes):
+            if why := self._denied.get(node):
+                raise Refused("no-lease", f"{node} did not grant the lease: {why}")
 
     async def drop(self, user: str) -> None:
         """Gives the lease back when nobody needs it any more."""
@@ -86,6 +93,7 @@ class FleetLease:
         self.granted = sorted(
             node for node, reply in replies.items() if isinstance(reply, LeaseReply) and reply.granted
         )
+        self._denied = {node: _why(replies[node]) for node in replies.keys() - {*self.granted}}
         if 2 * len(self.granted) <= len(replies):
             return False
         self._held_until_s = asked_s + TTL_S
@@ -142,3 +150,12 @@ class FleetLease:
         urls = self._urls()
         replies = await asyncio.gather(*(one(url) for url in urls.values()))
         return dict(zip(urls, replies, strict=True))
+
+
+def _why(reply: LeaseReply | AgentError) -> str:
+    """Why an agent did not grant the lease."""
+    if isinstance(reply, AgentError):
+        return str(reply)
+    if reply.holder:
+        return f"{reply.holder} acts there with fence {reply.fence}"
+    return f"it has seen fence {reply.fence}, which is newer: try again in a moment"

@@ -42,8 +42,22 @@ class Ledger:
                 f"record {found.first_bad} of {home.journal}: {found.what}. Nothing is begun on it: find out"
                 " who did that, then put a sound copy there or move it away, and restart the controller"
             )
-        for record in read(home.journal):
-            self._take(record)
+        self._take_all()
+
+    def _take_all(self) -> None:
+        """Folds the journal in; of a damaged one, what is left is shown."""
+        for record in read(self._folder, damaged=bool(self.damage)):
+            try:
+                self._take(record)
+            except (
+                LookupError,
+                TypeError,
+                ValueError,
+                AttributeError,
+            ):  # it says something else than written
+                if not self.damage:
+                    raise
+        self.runs = {run: its for run, its in self.runs.items() if its[0] in self.plans or not self.damage}
 
     @property
     def seq(self) -> int:
@@ -125,7 +139,7 @@ class Ledger:
 
     async def events(self, after: int) -> AsyncIterator[Record]:
         """Records above `after`, then new ones as they come, for ever."""
-        tail = Tail(self._folder, after)
+        tail = Tail(self._folder, after, damaged=bool(self.damage))
         while True:
             news = self._news
             for record in tail.new():

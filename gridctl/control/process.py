@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gridctl.control.client import Client, listens
 from gridctl.control.settings import load_fleet
-from gridctl.errors import ConfigError, GridctlError, Unanswered
+from gridctl.errors import ConfigError, GridctlError, Hangs, Unanswered
 from gridctl.home import Home
 
 if TYPE_CHECKING:
@@ -116,9 +116,12 @@ async def _let_join(controller: "Controller", listen: str) -> Callable[[], Await
 
 
 def ensure_running(home: Home) -> Client:
-    """A client of the running controller; starts one if there is none. Raises `Unanswered`, `ConfigError`."""
-    with contextlib.suppress(Unanswered):
-        return connect_running(home)
+    """A client of the running controller; starts one if there is none.
+
+    Raises `Unanswered`, `Hangs` where another one would only find the home taken, `ConfigError`.
+    """
+    if running := _running(home):
+        return running
     load_fleet(home)  # a mistake in it is said here, not by a process that nobody sees
     home.make_state()
     before = home.log.stat().st_size if home.log.exists() else 0
@@ -128,8 +131,8 @@ def ensure_running(home: Home) -> Client:
         raise Unanswered(f"no controller can be started in {home.state}: {error.strerror}") from None
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s:
-        with contextlib.suppress(Unanswered):
-            return connect_running(home)
+        if running := _running(home):
+            return running
         if child and os.waitpid(child, os.WNOHANG)[0]:
             child = 0
             if not _locked(home):  # else another one was faster, and is on its way
@@ -138,8 +141,18 @@ def ensure_running(home: Home) -> Client:
     raise Unanswered(f"the controller did not come up; the end of {home.log}:\n{_tail(home, before)}")
 
 
+def _running(home: Home) -> Client | None:
+    """A client of the running controller, if there is one. Raises `Hangs`."""
+    try:
+        return connect_running(home)
+    except Hangs:
+        raise
+    except Unanswered:
+        return None
+
+
 def connect_running(home: Home) -> Client:
-    """A client of the running controller. Raises `Unanswered`."""
+    """A client of the running controller. Raises `Unanswered`, `Hangs`."""
     if not listens(home):
         raise Unanswered(
             f"no controller serves {home.socket}: `gridctl watch` is one, most commands start one"

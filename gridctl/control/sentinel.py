@@ -19,6 +19,16 @@ from gridctl.model.fleet import Node, jobs
 from gridctl.model.runs import Incident
 
 
+def steady_clock() -> Callable[[], float]:
+    """The wall clock as it is now, which then goes on as time passes, whoever sets the machine's clock.
+
+    Silence is measured with it: a clock that is set forward makes no node silent, and one that is set back
+    hides none.
+    """
+    offset_s = time.time() - time.monotonic()
+    return lambda: offset_s + time.monotonic()
+
+
 class Sentinel:
     """Turns stream records into journal records. `propose` is called for a decision to swap."""
 
@@ -30,13 +40,14 @@ class Sentinel:
         self._propose = propose
         self._watch = Watch(builtin())
         self._standing = Standing()
+        self._now_unix_s = steady_clock()
         self._proposals: set[asyncio.Task[None]] = set()
         self._handovers: dict[str, tuple[str, str]] = {}  #: hand-over -> (incident, run)
 
     def nodes_changed(self, nodes: Iterable[Node]) -> None:
         """What detection should know of the fleet. Raises `Refused` if the journal cannot be written."""
         nodes = list(nodes)
-        for found in self._standing.look(jobs(nodes), time.time()):
+        for found in self._standing.look(jobs(nodes), self._now_unix_s()):
             self._said(found)
         for node in nodes:
             if status := node.status:
@@ -60,12 +71,12 @@ class Sentinel:
         self._steps.feed(record)
         if record.kind == "phase":
             self._phase(record)
-        for output in self._watch.feed(record, time.time()):
+        for output in self._watch.feed(record, self._now_unix_s()):
             self._said(output)
 
     def tick(self) -> None:
         """Lets time pass: silent nodes become blind. Raises `Refused` likewise."""
-        for output in self._watch.tick(time.time()):
+        for output in self._watch.tick(self._now_unix_s()):
             self._said(output)
 
     async def close(self) -> None:

@@ -48,6 +48,18 @@ class Trustee:
         if peer.role != "node":
             raise AgentRefused("forbidden", f"{peer} answered, which is no node")
 
+    def flaw(self) -> str:
+        """Why agents may turn this home's own certificate away; they say no word about it. "": nothing."""
+        try:
+            own, now = own_identity(self._trust), time.time()
+        except IdentityError as error:
+            return str(error)
+        if now > own.not_after_unix_s:
+            return f"the certificate in {self._trust} has expired, a new one comes from `gridctl grant`"
+        if now < own.not_before_unix_s:
+            return f"the certificate in {self._trust} is not valid yet, or the clock is wrong here"
+        return ""
+
     def acts(self) -> Iterator[dict[str, Any]]:
         """What was done with the fleet's trust, as audit records; each has a `key` of its own.
 

@@ -59,6 +59,10 @@ def run(options: Options, confirm: Callable[[Plan], Gate]) -> dict[str, Any]:
 def _run(options: Options, confirm: Callable[[Plan], Gate], fleet: Any, progress: Progress) -> dict[str, Any]:
     from gridctl.control.process import ensure_running
 
+    if not fleet.has_room():
+        raise DemoError(
+            f"{fleet.root} is too long a path for the sockets below it: set TMPDIR to a shorter one"
+        )
     progress.at(2, "certificates, four agents")
     fleet.found(recording())
     fleet.start_agents(drill=bool(options.sabotage))

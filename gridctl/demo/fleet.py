@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gridctl.demo.errors import DemoError
+from gridctl.errors import ConfigError
 from gridctl.home import Home
 
 FLEET = "demo"
@@ -45,6 +46,13 @@ class DemoFleet:
             "MASTER_PORT",
         ):
             self.environ.pop(name, None)
+
+    def has_room(self) -> bool:
+        """Is every path short enough for a Unix socket? The controller's is the longest."""
+        try:
+            return bool(self.home.socket)
+        except ConfigError:
+            return False
 
     def found(self, recording: Path) -> None:
         """Writes certificates and configuration. The second node's hardware plays `recording`."""

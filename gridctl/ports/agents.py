@@ -56,13 +56,20 @@ class Agents:
     """All agents of a fleet, with connections that are kept. Close it on the loop that used it.
 
     `check_peer` looks at every answer's connection: TLS has checked the chain and the address, not
-    the role, the name and revocations since.
+    the role, the name and revocations since. `flaw`: what may be wrong with the own certificate, asked
+    where no answer came.
     """
 
-    def __init__(self, context: ssl.SSLContext, check_peer: CheckPeer = lambda url, tls: None) -> None:
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        check_peer: CheckPeer = lambda url, tls: None,
+        flaw: Callable[[], str] = lambda: "",
+    ) -> None:
         import httpx
 
         self._check_peer = check_peer
+        self._flaw = flaw
         self._client = httpx.AsyncClient(
             verify=context,
             trust_env=False,
@@ -118,7 +125,7 @@ class Agents:
                     if line:
                         yield decode(line)
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
-            raise _unreachable(target, error) from error
+            raise self._unreachable(target, error) from error
 
     async def _call(
         self,
@@ -140,7 +147,7 @@ class Agents:
                 method, url, params=params, content=content, headers=headers, timeout=_timeout(read_s)
             )
         except httpx.HTTPError as error:
-            raise _unreachable(url, error) from error
+            raise self._unreachable(url, error) from error
         self._check_peer(url.partition("/v1/")[0], _tls(response))
         if response.status_code >= 400:
             raise _refusal(response)
@@ -148,6 +155,14 @@ class Agents:
             return msgspec.json.decode(response.content, type=answer)
         except msgspec.MsgspecError as error:
             raise AgentRefused("version-skew", f"{url} answered something else: {error}") from error
+
+    def _unreachable(self, url: str, error: Exception) -> AgentUnreachable:
+        what = str(error) or type(error).__name__
+        if flaw := self._flaw():
+            what = f"{flaw} ({what})"
+        elif "CERTIFICATE_VERIFY_FAILED" in what:
+            what = f"what answers there shows no certificate that this home's CA vouches for ({what})"
+        return AgentUnreachable(f"{url} gave no answer: {what}")
 
 
 def _tls(response: "httpx.Response") -> Any:
@@ -167,8 +182,3 @@ def _refusal(response: "httpx.Response") -> AgentRefused:
         text = f"{response.request.url} answered {response.status_code} without a reason"
         return AgentRefused("bad-answer", text, response.status_code)
     return AgentRefused(refusal.code, refusal.text, response.status_code)
-
-
-def _unreachable(url: str, error: Exception) -> AgentUnreachable:
-    what = str(error) or type(error).__name__
-    return AgentUnreachable(f"{url} gave no answer: {what}")

@@ -11,6 +11,9 @@ from gridctl.model.plans import Gate, Plan
 from gridctl.model.runs import Run
 from gridctl.runbook import basis
 
+#: A time service may set a clock back by so much while a plan is looked at.
+CLOCK_SLACK_S = 5.0
+
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -45,6 +48,12 @@ def check_meant(name: str, gate: Gate) -> None:
 
 def check_fresh(plan: Plan, now_unix_s: float, nodes: Mapping[str, Node]) -> None:
     """Raises `Refused`: expired-plan, or stale-plan with every fact that is another one now."""
+    if now_unix_s < plan.created_unix_s - CLOCK_SLACK_S:
+        raise Refused(
+            "expired-plan",
+            f"plan {plan.id} was made {plan.created_unix_s - now_unix_s:.0f} s from now: the clock was set"
+            f" back and its age is not known. Make a new one (`gridctl swap plan {plan.node}`)",
+        )
     if now_unix_s >= plan.expires_unix_s:
         raise Refused(
             "expired-plan",

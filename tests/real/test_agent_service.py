@@ -130,6 +130,12 @@ def test_it_renews_its_certificate_before_it_ends(world: Fleet) -> None:
         )
         (agent.trust / "controller.url").write_text(url)
         before = identity.own_identity(agent.trust)
+        known = world.authority.crl_pem()
+        world.authority.write_identity(world.root / "eve", "viewer", "eve")
+        world.authority.revoke("viewer/eve")
+        newer = world.authority.crl_pem()
+        (agent.trust / "crl.pem").write_bytes(newer)
+        (world.authority.trust_dir / "crl.pem").write_bytes(known)  # as of a controller from a backup
         agent.start()
         wait_for(
             "it is renewed", lambda: agent.client().status().cert_not_after_unix_s > before.not_after_unix_s
@@ -140,6 +146,7 @@ def test_it_renews_its_certificate_before_it_ends(world: Fleet) -> None:
                 return identity.peer_of(connection.sock, world.trust_of("operator")).serial != before.serial
 
         wait_for("new connections see it", shown)
+        assert (agent.trust / "crl.pem").read_bytes() == newer, "what is newer here stays in force"
         loop.run(stop())
     finally:
         loop.close()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -223,6 +224,24 @@ def test_a_controller_is_started_where_none_runs_and_the_doctor_starts_none(flee
     unknown = [check["what"] for check in data(fleet.root, "doctor") if check["state"] == "unknown"]
     assert unknown == ["controller"]
     assert data(fleet.root, "fleet")["pid"] != before
+
+
+def test_a_controller_that_hangs_is_named_and_does_not_hold_up_a_freeze(fleet: SwapFleet) -> None:
+    gridctl(fleet.root, "fleet")
+    pid = fleet.controller_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(2) as both:
+            looked = both.submit(gridctl, fleet.root, "nodes", expect=Exit.UNKNOWN)
+            stopped = both.submit(gridctl, fleet.root, "freeze", "--yes", "--reason", "a test")
+        assert f"kill -CONT {pid}" in looked.result().stderr
+        assert "it goes from here to the agents instead" in stopped.result().stderr
+        assert frozen(fleet) == [["fleet"], ["fleet"]]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    gridctl(fleet.root, "thaw", "--yes", "--reason", "it goes on")
+    assert fleet.controller_pid() == pid, "no other one was started beside it"
+    assert frozen(fleet) == [[], []]
 
 
 def test_the_journal_is_verified_and_one_changed_byte_is_found(fleet: SwapFleet) -> None:

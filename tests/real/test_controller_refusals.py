@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -152,6 +153,23 @@ def test_another_controller_acts(fleet: SwapFleet, client: Client, plan: Plan) -
     finally:
         for agent in agents:
             agent.lease("rival", fence, 0.0)
+
+
+def test_a_node_that_cannot_take_the_lease_lets_no_run_begin(
+    fleet: SwapFleet, client: Client, plan: Plan
+) -> None:
+    """A majority would do for the lease, and the spare's node would then refuse what the run asks of it."""
+    lease, runs = fleet.agents["n4"].home / "lease.json", client.view("runs", dict)
+    lease.unlink(missing_ok=True)
+    (lease / "in the way").mkdir(parents=True)
+    try:
+        found = apply(client, plan)
+        assert (found.code, "n4 did not grant the lease: " in found.text) == ("no-lease", True)
+        assert client.view("runs", dict) == runs
+        assert not any(agent.client().status().cordoned for agent in fleet.agents.values())
+        assert not any(agent.client().status().lease_holder for agent in fleet.agents.values())
+    finally:
+        shutil.rmtree(lease)
 
 
 def test_a_majority_must_grant_the_lease(fleet: SwapFleet, client: Client, plan: Plan) -> None:

@@ -105,6 +105,15 @@ def test_what_cannot_be_confirmed_is_not_begun(
     assert list(folder.iterdir()) == []
 
 
+def test_a_folder_too_deep_for_sockets_is_named(folder: Path) -> None:
+    deep = folder / ("x" * 100)
+    deep.mkdir()
+    child = demo(deep, "--yes", "--reason", "a test")
+    _, narration = child.communicate(timeout=DEADLINE_S)
+    assert (child.returncode, "set TMPDIR to a shorter one" in narration) == (Exit.ERROR, True), narration
+    assert list(deep.iterdir()) == []
+
+
 def test_an_interrupted_demo_leaves_nothing(folder: Path) -> None:
     child = demo(folder, "--yes", "--reason", "a test")
     assert child.stderr is not None

@@ -188,3 +188,15 @@ def test_a_spare_without_an_agent_says_what_it_waits_for(tmp_path: Path) -> None
         spare.kill()
     assert "spare of node n1" in said
     assert f"gridagent serve --home {tmp_path}" in said
+
+
+def test_a_relative_home_is_measured_as_sessions_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are told the absolute path of the socket, and could never connect."""
+    deep = tmp_path / ("x" * 110)
+    deep.mkdir()
+    home_with(deep, WHOLE)
+    monkeypatch.chdir(deep)
+    assert cli.main(["serve", "--home", "."]) == cli.EXIT_FAILED
+    assert "is too long for a Unix socket; use a shorter --home" in capsys.readouterr().err

@@ -78,6 +78,23 @@ def test_after_a_restart_it_lasts_no_longer_than_it_was_granted(tmp_path: Path) 
     assert clock.lease(tmp_path / "lease").left_s == 15.0
 
 
+def test_what_cannot_be_written_is_renewed_and_given_to_nobody_new(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "lease"
+    lease = clock.lease(path)
+    ask(lease, "a", 1)
+    path.unlink()
+    (path / "in the way").mkdir(parents=True)
+    clock.pass_(14)
+    assert ask(lease, "a", 1).left_s == 15.0
+    with pytest.raises(OSError, match="lease"):
+        ask(lease, "a", 2)
+    assert may_act(lease, "a", 1)
+    ask(lease, "a", 1, 0.0)
+    with pytest.raises(OSError, match="lease"):
+        ask(lease, "b", 2)
+    assert lease.fence == 1
+
+
 def test_a_damaged_file_is_not_forgotten(tmp_path: Path) -> None:
     (tmp_path / "lease").write_text('{"fence": ')
     with pytest.raises(ConfigError, match="damaged"):

@@ -97,6 +97,15 @@ def test_a_narrator_s_reader_may_go_away(tmp_path: Path) -> None:
     assert done.returncode == Exit.BROKEN_PIPE
 
 
+def test_a_full_disk_below_the_narration_does_not_change_how_a_command_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from gridctl.cli import main; main()", "--read-only", "freeze"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, env={**os.environ, "GRIDCTL_HOME": str(tmp_path)}, stderr=full, timeout=120, check=False
+        )
+    assert done.returncode == Exit.REFUSED
+
+
 def test_without_a_fleet_nothing_is_started_and_nothing_is_left(tmp_path: Path) -> None:
     done = gridctl("fleet", home=tmp_path / "none")
     assert (done.returncode, "gridctl init" in done.stderr) == (Exit.USAGE, True)

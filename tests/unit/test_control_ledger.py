@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from runbook_world import World, fleet, plan_for
 
-from gridagent.journal import read
+from gridagent.journal import Record, read
 from gridagent.wire import StreamRecord
 from gridctl.control.ledger import Ledger
 from gridctl.control.sentinel import close_incident
@@ -95,6 +95,30 @@ def test_a_changed_journal_is_noticed(home: Home) -> None:
     again = Ledger(home, "ann-1")
     assert "record 4" in again.damage
     again.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}\n", b"no record\n", b"another form"])
+def test_what_is_left_of_a_damaged_journal_is_shown(home: Home, damage: bytes) -> None:
+    filled(home).close()
+    (segment,) = home.journal.glob("*.jsonl")
+    lines = segment.read_bytes().splitlines(keepends=True)
+    for number in range(len(lines) - 1):
+        form = msgspec.json.decode(lines[number]) | {"data": {"run": 1, "incident": "i1", "plan": "p1"}}
+        put = msgspec.json.encode(form) + b"\n" if damage == b"another form" else damage
+        segment.write_bytes(b"".join([*lines[:number], put, *lines[number + 1 :]]))
+        ledger = Ledger(home, "ann-1")
+        assert f"record {number + 1}" in ledger.damage
+        assert len(ledger.plans) == (number != 1)
+        assert len(ledger.all_runs()) <= 1
+        ledger.incidents.forgotten(1e12, ledger.plans)
+        ledger.open_plan("i1", PLAN.created_unix_s)
+        ledger.cut_rates()
+        assert asyncio.run(first_event(ledger)).seq >= 1
+        ledger.close()
+
+
+async def first_event(ledger: Ledger) -> Record:
+    return await anext(ledger.events(0))
 
 
 def test_a_run_in_nobody_s_hand_is_interrupted(home: Home) -> None:

@@ -194,11 +194,26 @@ def test_blockers() -> None:
 
     state.register("loader", Workers())
     found = {code: (text, fatal) for code, text, fatal in state.blockers()}
-    assert found.keys() == {"unregistered-tensor", "gradient-at-boundary", "loader-workers"}
+    assert found.keys() == {
+        "unregistered-tensor", "gradient-at-boundary", "loader-workers", "unregistered-optimizer"
+    }  # fmt: skip
     assert found["unregistered-tensor"][1]
     assert "model/anchor" in found["unregistered-tensor"][0]
     assert "zero_grad" in found["gradient-at-boundary"][0]
     assert not found["loader-workers"][1]
+
+
+def test_what_nobody_would_move_is_named() -> None:
+    """Without the model the new process would train parameters of its own."""
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    state = RankState()
+    state.register("model", one)
+    state.register("optimizer", torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.1))
+    (found,) = state.blockers()
+    assert (found[0], found[2]) == ("unregistered-model", True)
+    assert "2 parameters of optimizer" in found[1]
+    state.register("other", other)
+    assert state.blockers() == []
 
 
 def test_a_set_in_registered_state_is_named() -> None:

@@ -325,6 +325,10 @@ def test_warnings_come_14_days_ahead(authority: Authority) -> None:
     assert trust.expiry_warnings(folder, end + 2 * DAY_S) == [
         f"{folder / 'operator.crt'} has expired 2.0 days ago"
     ]
+    begin = identity.own_identity(folder).not_before_unix_s
+    assert f"{folder / 'operator.crt'} begins to be valid in 2.0 days: is the clock right here?" in (
+        trust.expiry_warnings(folder, begin - 2 * DAY_S)
+    )
     lines = trust.expiry_warnings(folder, end + 50 * DAY_S)
     assert [Path(line.split()[0]).name for line in lines] == ["issuer.crt", "operator.crt"]
 

@@ -109,7 +109,8 @@ class Desk:
         self._stopping = False
         now_unix_s = time.time()
         for entry in log.entries.values():
-            self._hold.see(entry, now_unix_s - max(entry.status.t_unix_s, entry.t_end_unix_s))
+            last_unix_s = max(entry.status.t_unix_s, entry.t_end_unix_s)
+            self._hold.see(entry, max(0.0, now_unix_s - last_unix_s))  # the clock may have been set back
 
     @property
     def running(self) -> str:

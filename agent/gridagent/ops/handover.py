@@ -87,7 +87,7 @@ class Relay:
 
     async def run(self, request: OpRequest) -> Any:
         """Returns the session's reply."""
-        self._handovers.remember(request, time.time())
+        self._handovers.remember(request)
         session = arguments(request, _ToSession).session
         return await self._sessions.command(session, *_command(request), request.deadline_s)
 
@@ -141,18 +141,19 @@ class Handovers:
 
     def __init__(self, log: OpLog, node: str) -> None:
         self._node = node
-        self._members: dict[str, tuple[float, list[Member]]] = {}
+        self._members: dict[str, tuple[float, list[Member]]] = {}  #: hand-over -> until when (monotonic), who
         for entry in log.entries.values():
-            self.remember(entry.request, entry.status.t_unix_s)
+            # The wall clock tells only of the time before this agent, and is not believed if it was set back.
+            self.remember(entry.request, max(0.0, time.time() - entry.status.t_unix_s))
 
-    def remember(self, request: OpRequest, t_unix_s: float) -> None:
+    def remember(self, request: OpRequest, age_s: float = 0.0) -> None:
         """Takes the members of an open or join over, until its time to live is over."""
-        now_unix_s = time.time()
-        self._members = {key: known for key, known in self._members.items() if known[0] > now_unix_s}
+        now_s = time.monotonic()
+        self._members = {key: known for key, known in self._members.items() if known[0] > now_s}
         if request.kind in ("handover.open", "handover.join"):
             told = msgspec.convert(request.args, _Told)
-            if t_unix_s + told.ttl_s > now_unix_s:
-                self._members[told.handover] = (t_unix_s + told.ttl_s, told.members)
+            if told.ttl_s > age_s:
+                self._members[told.handover] = (now_s + told.ttl_s - age_s, told.members)
 
     def check_outgoing(self, request: MeetRequest, url: str, session: str) -> Member:
         """The member that `session` wants to meet at `url`. Raises `OpFailed` for anybody else."""
@@ -183,8 +184,8 @@ class Handovers:
             )
 
     def _of(self, handover: str) -> list[Member]:
-        until_unix_s, members = self._members.get(handover, (0.0, []))
-        return members if until_unix_s > time.time() else []
+        until_s, members = self._members.get(handover, (0.0, []))
+        return members if until_s > time.monotonic() else []
 
 
 async def meet_here(sessions: Sessions, request: MeetRequest) -> MeetReply:

@@ -14,17 +14,23 @@ _SPACE_BYTES = 64 << 10
 
 
 class RecordFile:
-    """`FOLDER/HANDOVER.jsonl`: lines of JSON, then zeros up to its fixed size."""
+    """`FOLDER/HANDOVER.jsonl`: lines of JSON, then zeros up to its fixed size.
+
+    Raises `OSError` that names the file, of which nothing is left then.
+    """
 
     def __init__(self, folder: str | Path, handover: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(Path(folder) / f"{handover}.jsonl", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        path = Path(folder) / f"{handover}.jsonl"
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         self._offset = 0
         try:
             os.posix_fallocate(self._fd, 0, _SPACE_BYTES)
             os.fsync(self._fd)
-        except OSError:
+        except OSError as error:
             os.close(self._fd)
+            path.unlink()
+            error.filename = str(path)
             raise
         directory = os.open(folder, os.O_RDONLY)
         os.fsync(directory)

@@ -76,6 +76,7 @@ class Session:
         self._warming_up = spare is not None
         self._callbacks: list[Callable[[], None]] = []
         self._reopened: Iterator[Any] | None = None
+        self._feeds = False  #: the script takes batches from a loader
         self._step_s: deque[float] = deque(maxlen=64)
         self._last_s = time.perf_counter()
         # The training thread's mailbox. `attention` is the one thing that end_step looks at.
@@ -120,6 +121,7 @@ class Session:
 
         Gives the batches of a void step out once more.
         """
+        self._feeds = True
         taken = self.takeovers
         iterator = iter(loader)
         while True:
@@ -336,6 +338,12 @@ class Session:
                 for code, text, fatal in self.state.blockers()
                 if not (self.attempts.void and code == "gradient-at-boundary")  # of the step that is void
             ]
+            if self._feeds and not self.state.loaders:
+                text = (
+                    "the loader given to session.batches() is not registered: Session(loader=...), else a new"
+                )
+                text += " process would begin its data anew"
+                blockers.append(wire.Blocker(code="unregistered-loader", text=text, fatal=True))
             entries = self.state.inventory(loaders=self.is_owner)
             inventory = inventory_digest([e for e in entries if e.category in ("parameters", "buffers")])
             for entry in entries:

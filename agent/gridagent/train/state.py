@@ -156,10 +156,28 @@ class RankState:
                     text = f"{where}: call optimizer.zero_grad() before session.end_step()"
                     found.append(("gradient-at-boundary", text, True))
                     break
+        found += self._unregistered()
         for name, loader in self.loaders.items():
             if getattr(loader, "num_workers", 0):
                 text = f"{name} has workers with random state: seed each sample, or use num_workers=0"
                 found.append(("loader-workers", text, False))
+        return found
+
+    def _unregistered(self) -> list[tuple[str, str, bool]]:
+        """What must be somewhere and was not given: nobody would move it, and nothing else would say so."""
+        known = {id(parameter) for m in self.modules.values() for parameter in m.parameters()}
+        found = []
+        for name, optimizer in self.optimizers.items():
+            strange = sum(id(p) not in known for group in optimizer.param_groups for p in group["params"])
+            if strange:
+                text = (
+                    f"{strange} parameters of {name} belong to no registered module: give Session the model"
+                )
+                found.append(("unregistered-model", text, True))
+        trained = any(p.requires_grad for m in self.modules.values() for p in m.parameters())
+        if trained and not self.optimizers:
+            text = "no optimizer is registered: give Session the optimizer, too"
+            found.append(("unregistered-optimizer", text, True))
         return found
 
     # ---------------------------------------------------------------------------------------- writing
