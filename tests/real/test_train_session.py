@@ -30,11 +30,13 @@ def test_without_an_agent_a_script_runs_as_before_with_one_warning(trained: Trai
 
 
 def test_a_preflight_finds_all_that_stands_in_the_way(trained: TrainingFleet) -> None:
-    run = trained.start(Job("blocked"))
+    run = trained.start(Job("blocked", ("loose",)))
     handover = trained.handover(run, [1])
     handover.describe()
     found = {blocker.code: blocker for blocker in handover.reports[1].blockers}
-    assert found.keys() == {"unregistered-tensor", "gradient-at-boundary", "state-cannot-move"}
+    assert found.keys() == {
+        "unregistered-tensor", "gradient-at-boundary", "unregistered-loader", "state-cannot-move"
+    }  # fmt: skip
     assert all(blocker.fatal for blocker in found.values())
     assert (
         "model/anchor is a tensor that is neither parameter nor buffer" in found["unregistered-tensor"].text

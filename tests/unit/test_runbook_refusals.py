@@ -230,6 +230,7 @@ def test_the_gate_wants_this_plan_a_name_and_a_reason() -> None:
 def test_an_old_plan_and_one_whose_ground_has_shifted_are_refused() -> None:
     gates.check_fresh(PLAN, NOW + 299, fleet())
     assert code(lambda: gates.check_fresh(PLAN, NOW + 300, fleet())) == "expired-plan"
+    assert code(lambda: gates.check_fresh(PLAN, NOW - 3600, fleet())) == "expired-plan"  # a clock set back
     for changes, words in (
         ({"n2": {"ranks": [rank(1, epoch=1)]}}, "source of rank 1: was session s1 of lm, epoch 0"),
         ({"n4": {"spares": [spare(state="taken")]}}, "target of rank 1: was session spare, parked"),

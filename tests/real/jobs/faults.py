@@ -1,6 +1,6 @@
 """What goes wrong in a training, and a recovery that only makes the groups anew.
 
-Words after the kind: `attempt` (steps are attempts), `regroup` (all ranks live: see `Regroup`), and
+Words after the kind: `loose` (the loader is not registered), `attempt` (steps are attempts), `regroup` (all ranks live: see `Regroup`), and
 `fault=ACT:MOMENT:STEP:RANK`. ACT is kill (SIGKILL to itself) or drop (its process groups). MOMENT is where
 in the step: see `Fault`.
 """
@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from gridagent.train import CONTEXT, Session
 
-WORDS = ("attempt", "regroup", "torchdata")
+WORDS = ("attempt", "regroup", "torchdata", "loose")
 
 
 def is_option(word: str) -> bool:

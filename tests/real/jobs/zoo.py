@@ -385,7 +385,8 @@ def main() -> None:
     loader: Any = data.torchdata_loader(rank) if "torchdata" in record.MORE else data.Loader(rank)
     forward = training.forward or (lambda batch: training.model(batch).square().mean())
     apply = training.apply or training.optimizer.step
-    session = Session(model=training.model, optimizer=training.optimizer, loader=loader, **training.more)
+    registered = None if "loose" in record.MORE else loader
+    session = Session(model=training.model, optimizer=training.optimizer, loader=registered, **training.more)
     record.seed(100 + rank)
     faults.install(session, training.model, training.optimizer)
     micro = -1
