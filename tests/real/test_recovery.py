@@ -90,14 +90,17 @@ def apply(client: Client, run: Run, node: str) -> Plan:
 
 CASES = [
     (Job("ddp", steps=24), "kill:late:9:1"),
+    (Job("ddp", world=4, steps=24), "kill:tail:9:0"),  # rank 0, the host of the first store
+    (Job("mixed", steps=24), "kill:backward:9:1"),
+]
+MORE_CASES = [
     (Job("ddp", steps=24), "kill:vote:9:2"),
-    (Job("ddp", steps=24), "kill:tail:9:0"),  # rank 0, the host of the first store
     (Job("ddp", world=4, steps=24), "kill:start:9:1"),
     (Job("ddp", world=4, steps=24), "kill:tail:9:3"),
-    (Job("mixed", steps=24), "kill:backward:9:1"),
     (Job("ema", ("plain",), steps=24), "kill:forward:9:0"),
     (Job("ddp", ("torchdata",), steps=24), "kill:memory:9:2"),
 ]
+CASES += [pytest.param(*case, marks=pytest.mark.matrix) for case in MORE_CASES]
 
 
 @pytest.mark.parametrize(("job", "fault"), CASES, ids=lambda case: getattr(case, "kind", case))
