@@ -426,17 +426,17 @@ class Cell:
         return {rank: sockets_of(holder.process.pid) for rank, holder in self.job.ranks.items()}
 
     def _check_sockets(self, before: "dict[int, Counter[str]]") -> None:
-        """Of the hand-over and of the groups that went nothing is left."""
-        for rank in (0, 1 if self.dead == 2 else 2):
-            pid = self.job.ranks[rank].process.pid
+        """Of the hand-over and of the groups that went nothing is left; who hosts the store may differ."""
+        ranks = (0, 1 if self.dead == 2 else 2)
+        wanted = sorted(map(_counts, (before[rank] for rank in ranks)))
 
-            def clean(rank: int = rank, pid: int = pid) -> bool:
-                return sockets_of(pid) == before[rank]
+        def now() -> list[Any]:
+            return sorted(_counts(sockets_of(self.job.ranks[rank].process.pid)) for rank in ranks)
 
-            try:
-                wait_for(f"rank {rank} has the sockets of before the hand-over", clean)
-            except AssertionError as error:
-                raise AssertionError(f"{error}: {before[rank]}, now {sockets_of(pid)}") from None
+        try:
+            wait_for("the survivors have the sockets of before the hand-over", lambda: now() == wanted)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {wanted}, now {now()}") from None
 
     # ------------------------------------------------------------------------------------- the end
 
@@ -467,3 +467,7 @@ class Cell:
             holder.process.send_signal(signal.SIGKILL)
         self.fleet.let_go(left)
         self.fleet.check_and_clear()
+
+
+def _counts(sockets: "Counter[str]") -> list[tuple[str, int]]:
+    return sorted(sockets.items())
