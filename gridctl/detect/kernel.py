@@ -31,6 +31,10 @@ class KernelLog:
         self._bursts = Bursts(policy.thresholds.chain.burst_gap_s)
         self._heads: dict[str, tuple[float, Finding]] = {}  #: by PCI address: begin of the chain, first cause
 
+    def follow(self, policy: DetectPolicy) -> None:
+        """What Xids mean from now on; repeats and chains stay known."""
+        self._policy = policy
+
     def feed(self, t_unix_s: float, line: str) -> Iterator[Finding | Suppressed]:
         """Takes one line. A repeat within a burst gives nothing."""
         for event in self._parser.feed(line):

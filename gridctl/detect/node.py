@@ -85,6 +85,11 @@ class NodeWatch:
             self._decided = False  # a rank has come: what was right for a spare is not enough
         self.facts = facts
 
+    def follow(self, policy: DetectPolicy) -> None:
+        """What Xids mean from now on."""
+        self._policy = policy
+        self._log.follow(policy)
+
     def feed(self, record: StreamRecord, now_unix_s: float) -> Iterator[Output]:
         self._heard_unix_s = max(self._heard_unix_s, now_unix_s)
         if record.boot in self._earlier_boots:

@@ -12,6 +12,7 @@ import msgspec
 
 from gridctl.errors import ConfigError
 from gridctl.model.findings import SEVERITIES
+from gridctl.model.policy import XidOverride
 
 PREEMPT = ("yes", "no", "if-fatal")
 TESTS = ("at_least", "at_most", "mask", "below_max", "rises")
@@ -190,6 +191,7 @@ class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
     devices: dict[str, DeviceRow]
     thresholds: Thresholds
     levels: dict[str, list[LevelRow]] = {}  #: by kind of device
+    overrides: dict[int, XidOverride] = {}  #: what the site has said; `xids` has it already
 
 
 _R = TypeVar("_R", bound=msgspec.Struct)
@@ -210,6 +212,24 @@ _UNKNOWN = XidRow(
 def xid_row(policy: DetectPolicy, xid: int) -> XidRow:
     """The row of an Xid, or the one for unknown numbers."""
     return policy.xids.get(xid) or msgspec.structs.replace(_UNKNOWN, xid=xid)
+
+
+def said(override: XidOverride, when: str) -> dict[str, str]:
+    """The fields of a row that a site replaces. Who takes `preempt` back, or adds it, moves `when` along."""
+    words = {"severity": override.severity, "action": override.action, "when": override.when}
+    fields = {name: word for name, word in words.items() if word is not None}
+    if override.preempt is not None:
+        fields["preempt"] = "yes" if override.preempt else "no"
+        if override.preempt:
+            fields.setdefault("when", "now")
+        elif when == "now":
+            fields.setdefault("when", "after_job")
+    return fields
+
+
+def site_source(override: XidOverride) -> str:
+    """Whose word an override is."""
+    return f"policy.toml: {override.reason}"
 
 
 def parse_table(text: str, row: type[_R], name: str) -> list[_R]:
