@@ -107,6 +107,15 @@ def suppressed(found: Finding, because: str, rule: str = "") -> Suppressed:
     )
 
 
+def told_late(found: Finding | Suppressed, late_s: float, *, decisive: bool) -> Finding | Suppressed:
+    """What a line means told `late_s` after it was printed; not `decisive`: alone it moves nobody."""
+    why = [*found.why, f"told {late_s:.0f} s after it was printed"]
+    if decisive or isinstance(found, Suppressed) or not found.preempt_job:
+        return msgspec.structs.replace(found, why=why)
+    why[-1] += ": too late to act on it alone"
+    return msgspec.structs.replace(found, why=why, preempt_job=False, when="after_job")
+
+
 def _advised(head: Finding, advice: Finding) -> Finding:
     """The first cause with the driver's advice: more evidence never lowers anything."""
     takes_action = advice.preempt_job and "replace" not in head.action

@@ -92,6 +92,36 @@ class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"count and of do not fit in {self}")
 
 
+class SourceRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a source says of its own reading; the rows of one end stand from the mildest to the gravest.
+
+    `record`: "log" (`says` begins the line, `ends` ends it) or "note" (both are states). `from`: the source,
+    or "*". It counts once it was said `count` times within `window_s`; without `ends` it is over at once.
+    """
+
+    rule: str
+    record: str
+    from_: str = msgspec.field(name="from")
+    says: str
+    ends: str
+    count: int
+    window_s: float
+    kind: str
+    layer: str
+    meaning: str
+    fault: str
+    severity: str
+    action: str
+    when: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES or self.when not in WHEN or self.record not in ("log", "note"):
+            raise ValueError(f"unknown word in {self}")
+        if not self.says or not 1 <= self.count <= 32:
+            raise ValueError(f"says or count does not fit in {self}")
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a node counts as blind, and when as failed."""
 
@@ -108,6 +138,12 @@ class Blindness(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     node_samples: int
     device_samples: int
+
+
+class Late(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a kernel line is told too late to act on it alone."""
+
+    decisive_max_s: float
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,6 +213,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     two_layers: TwoLayers
     ecc_corrected_rate: CorrectedRate
     blind: Blindness
+    late: Late
     boot: Boot
     shared_fate: SharedFate
     breaker: BreakerLimits
@@ -191,6 +228,7 @@ class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
     devices: dict[str, DeviceRow]
     thresholds: Thresholds
     levels: dict[str, list[LevelRow]] = {}  #: by kind of device
+    sources: list[SourceRow] = []
     overrides: dict[int, XidOverride] = {}  #: what the site has said; `xids` has it already
 
 
@@ -254,6 +292,7 @@ def builtin() -> DetectPolicy:
         },
         devices={row.metric: row for row in parse_table(delivered("device.tsv"), DeviceRow, "device.tsv")},
         thresholds=msgspec.convert(tomllib.loads(delivered("thresholds.toml")), Thresholds),
+        sources=parse_table(delivered("sources.tsv"), SourceRow, "sources.tsv"),
         levels=_levels(parse_table(delivered("levels.tsv"), LevelRow, "levels.tsv")),
     )
 

@@ -5,7 +5,16 @@ from collections.abc import Iterator
 import msgspec
 
 from gridctl.detect.meaning import EVENT_NUMBERS, NVLINK5
-from gridctl.detect.policy import DetectPolicy, LevelRow, PolicyRow, builtin, delivered, parse_table, xid_row
+from gridctl.detect.policy import (
+    DetectPolicy,
+    LevelRow,
+    PolicyRow,
+    SourceRow,
+    builtin,
+    delivered,
+    parse_table,
+    xid_row,
+)
 from gridctl.detect.policy.hardware import Rule, hardware
 
 
@@ -55,9 +64,13 @@ def all_rows(policy: DetectPolicy | None = None) -> Iterator[Entry]:
         yield _entry("device.tsv", f"device.{metric}", row.kind, row.fault, row.meaning, row)
     for level in (level for levels in policy.levels.values() for level in levels):
         yield _entry("levels.tsv", f"level.{level.rule}", level.kind, level.fault, level.meaning, level)
+    for own in policy.sources:
+        yield _entry("sources.tsv", f"source.{own.rule}", own.kind, own.fault, own.meaning, own)
 
 
-def _entry(table: str, rule: str, kind: str, fault: str, meaning: str, row: PolicyRow | LevelRow) -> Entry:
+def _entry(
+    table: str, rule: str, kind: str, fault: str, meaning: str, row: PolicyRow | LevelRow | SourceRow
+) -> Entry:
     return Entry(
         table=table,
         rule=rule,
@@ -65,7 +78,7 @@ def _entry(table: str, rule: str, kind: str, fault: str, meaning: str, row: Poli
         severity=row.severity,
         action=row.action,
         fault=fault,
-        preempt="no" if isinstance(row, LevelRow) else row.preempt,
+        preempt=row.preempt if isinstance(row, PolicyRow) else "no",
         when=row.when,
         meaning=meaning,
         source=row.source,
