@@ -1,7 +1,7 @@
 """What an agent costs a node that does nothing, one whose ranks report, and one with eight GPUs at 1 Hz.
 
-The GPUs are the tests' stub of NVML, read through the real nvidia-ml-py in the agent's own child process;
-what the stub itself takes (it opens a file for each call) is part of the figures. Prints, asserts nothing.
+The GPUs are the tests' stub of NVML, read through the real nvidia-ml-py in the agent's own child process; it
+answers at once, so what a driver takes for a call is not in the figures. Prints, asserts nothing.
 
 usage: python benchmarks/agent_footprint.py [SECONDS]
 """
@@ -69,7 +69,8 @@ def with_gpus(seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder, fleet() as made:
         stub = Stub(Path(folder))
         stub.set("count", 8)
-        os.environ.update(NVML_STUB=folder, LD_LIBRARY_PATH=str(compiled(Path(folder) / "library")))
+        library = compiled(Path(folder) / "library", "-DFIXED")
+        os.environ.update(NVML_STUB=folder, LD_LIBRARY_PATH=str(library))
         agent = made.agent(config='sources = ["nvml"]').start()
         text = "DCGM_FI_DEV_ROW_REMAP_PENDING{"
         wait_for("all GPUs", lambda: agent.client().request("GET", "/metrics").decode().count(text) == 8)

@@ -1,4 +1,4 @@
-"""What sources say of their own reading: a stuck driver, a hanging read, late lines, silence from the start."""
+"""What sources say of their own reading: a stuck driver, a read that hangs, late lines, silence at first."""
 
 from typing import Any
 

@@ -4,6 +4,8 @@ Prometheus asks for base units in names (prometheus.io/docs/practices/naming), O
 the name's end. So `temp_c` is `gridagent_gpu_temp_celsius`, and `util_pct` is `gridagent_gpu_util_ratio`.
 """
 
+from functools import lru_cache
+
 import msgspec
 
 PREFIX = "gridagent"
@@ -100,6 +102,7 @@ class Named(msgspec.Struct, frozen=True):
     factor: float = 1.0
 
 
+@lru_cache(maxsize=4096)
 def neutral(device_kind: str, metric: str) -> Named:
     """The vendor-neutral name of a source's metric."""
     stem = metric.removesuffix(_TOTAL)
@@ -146,6 +149,7 @@ DCGM = {
 }
 
 
+@lru_cache(maxsize=1024)
 def dcgm(metric: str) -> Named | None:
     """The name under which dashboards for DCGM's exporter look for a metric of a GPU."""
     if metric not in DCGM:

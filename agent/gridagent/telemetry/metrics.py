@@ -85,7 +85,8 @@ class Samples:
             labels = self._as_dcgm(device, node)
             for metric, value in values.items():
                 named = metric_names.neutral(kind, metric)
-                family = neutral.setdefault(named.name, Family.of(named))
+                if (family := neutral.get(named.name)) is None:
+                    family = neutral[named.name] = Family.of(named)
                 family.add(value * named.factor, device=device)
                 if labels and (named_there := metric_names.dcgm(metric)):
                     dcgm.setdefault(named_there.name, Family.of(named_there)).add(value, **labels)
