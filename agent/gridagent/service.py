@@ -21,7 +21,7 @@ from gridagent.ops.freeze import Freezes
 from gridagent.ops.handover import Handovers, jobs_of, meet_here
 from gridagent.ops.log import OpLog
 from gridagent.sessions import Sessions
-from gridagent.telemetry.metrics import OPENMETRICS, PLAIN, Samples, render
+from gridagent.telemetry.metrics import OPENMETRICS, PLAIN, Samples, render, wants_openmetrics
 from gridagent.telemetry.spool import Spool
 from gridagent.wire import (
     FreezeReply,
@@ -189,11 +189,10 @@ class Service:
         return _json({})
 
     async def _metrics(self, request: web.Request, peer: identity.Peer) -> web.StreamResponse:
-        openmetrics = "application/openmetrics-text" in request.headers.get("Accept", "")
+        openmetrics = wants_openmetrics(",".join(request.headers.getall("Accept", [])))
         text = render(self._node.status(), self._node.samples, openmetrics=openmetrics)
-        return web.Response(
-            body=text.encode(), headers={"Content-Type": OPENMETRICS if openmetrics else PLAIN}
-        )
+        headers = {"Content-Type": OPENMETRICS if openmetrics else PLAIN, "Vary": "Accept"}
+        return web.Response(body=text.encode(), headers=headers)
 
 
 @web.middleware

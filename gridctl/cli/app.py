@@ -15,6 +15,7 @@ from gridctl.cli import (
     freeze,
     incidents,
     journal,
+    policy,
     replay,
     run,
     swap,
@@ -69,6 +70,7 @@ def _tree() -> None:
     root.add_typer(journal.app, name="journal")
     root.command()(diagnose.diagnose)
     root.command()(replay.replay)
+    root.add_typer(policy.app, name="policy")
     root.command()(demo.demo)
     root.command()(watch.watch)
     root.command()(doctor.doctor)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from gridctl.cli.console import Console
 from gridctl.cli.output import Column, Format
 from gridctl.cli.page import Output, Page, present
 from gridctl.model.diagnosis import Diagnosis, Material
@@ -25,13 +26,19 @@ COLUMNS = (
 
 
 def diagnose(
+    context: typer.Context,
     files: Annotated[list[Path] | None, typer.Argument(help="Logs and outputs; none, or -: stdin.")] = None,
     output: Output = Format.table,
 ) -> None:
-    """Say what logs and tool outputs mean: dmesg | gridctl diagnose."""
+    """Say what logs and tool outputs mean: dmesg | gridctl diagnose.
+
+    Judges as the watchdog does, policy.toml included.
+    """
+    from gridctl.control.settings import detect_policy, load_policy
     from gridctl.detect.diagnose import diagnose as judge
 
-    found: list[Diagnosis] = judge([_read(path) for path in files or [Path("-")]])
+    policy = detect_policy(load_policy(Console.of(context).home))
+    found: list[Diagnosis] = judge([_read(path) for path in files or [Path("-")]], policy)
     items: list[dict[str, Any]] = msgspec.to_builtins(found)
     present(Page(data=items, columns=COLUMNS, items=items), output)
 

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from gridctl.cli.console import Console
 from gridctl.cli.output import Column, Format, say
 from gridctl.cli.page import Output, Page, present
+from gridctl.home import Home
 
 COLUMNS = (
     Column("t", lambda o: f"{o['t']:.3f}"),
@@ -24,6 +26,7 @@ COLUMNS = (
 
 
 def replay(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(help="A recording: .jsonl, .jsonl.gz or .jsonl.zst.")],
     output: Output = Format.table,
 ) -> None:
@@ -32,7 +35,7 @@ def replay(
 
     recording = Recording(file)
     try:
-        lines = _lines(recording)
+        lines = _lines(recording, Console.of(context).home)
         if output is Format.json:
             _stream(lines)
         else:
@@ -44,13 +47,13 @@ def replay(
         say(f"{recording.unreadable} lines could not be read and were left out")
 
 
-def _lines(recording: Any) -> Iterator[dict[str, Any]]:
+def _lines(recording: Any, home: Home) -> Iterator[dict[str, Any]]:
+    from gridctl.control.settings import detect_policy, load_policy
     from gridctl.detect.playback import Playback
-    from gridctl.detect.policy import builtin
     from gridctl.ports.recording import job_members
 
     header = recording.header
-    playback = Playback(builtin(), header.nodes, job_members(header.jobs))
+    playback = Playback(detect_policy(load_policy(home)), header.nodes, job_members(header.jobs))
     for record in recording.records():
         yield from playback.feed(record)
 

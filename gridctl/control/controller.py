@@ -21,7 +21,7 @@ from gridctl.control.ledger import Ledger
 from gridctl.control.planner import make_plan
 from gridctl.control.poll import POLL_S, Poll
 from gridctl.control.sentinel import Sentinel, close_incident
-from gridctl.control.settings import load_fleet, load_policy
+from gridctl.control.settings import detect_policy, load_fleet, load_policy
 from gridctl.control.steplog import StepLog
 from gridctl.control.trustee import Trustee
 from gridctl.control.turns import turn_for_ever
@@ -59,7 +59,7 @@ class Controller:
         self.ledger = Ledger(home, holder)
         self.lease = FleetLease(self.agents, holder, lambda: self.urls, self._lease_lost)
         self.steps = StepLog()
-        self.sentinel = Sentinel(self.ledger, self.steps, self._propose)
+        self.sentinel = Sentinel(self.ledger, self.steps, self._propose, detect_policy(self.policy))
         self._unplanned: dict[str, str] = {}  #: incident -> why there is no plan, as it was said last
         self.poll = Poll(self.agents)
         self.followers = Followers(self.agents, self.sentinel.feed)
@@ -170,6 +170,7 @@ class Controller:
         before, self._misread = self._misread, ""
         try:
             self.fleet, self.policy = load_fleet(self.home), load_policy(self.home)
+            self.sentinel.follow(detect_policy(self.policy))
             self.trustee.reload()
         except ConfigError as error:
             self._misread = str(error)

@@ -11,7 +11,7 @@ import msgspec
 from gridagent.wire import StreamRecord
 from gridctl.control.ledger import Ledger
 from gridctl.control.steplog import StepLog
-from gridctl.detect.policy import builtin
+from gridctl.detect.policy import DetectPolicy, builtin
 from gridctl.detect.standing import RANK_DIED, Standing
 from gridctl.detect.watch import Watch
 from gridctl.model.findings import SEVERITIES, Decision, Finding, Output, Verdict, WatchedNode
@@ -36,12 +36,16 @@ class Sentinel:
     """Turns stream records into journal records. `propose` is called for a decision to swap."""
 
     def __init__(
-        self, ledger: Ledger, steps: StepLog, propose: Callable[[Incident, Decision], Awaitable[bool]]
+        self,
+        ledger: Ledger,
+        steps: StepLog,
+        propose: Callable[[Incident, Decision], Awaitable[bool]],
+        policy: DetectPolicy | None = None,
     ) -> None:
         self._ledger = ledger
         self._steps = steps
         self._propose = propose
-        self._watch = Watch(builtin())
+        self._watch = Watch(policy or builtin())
         self._standing = Standing()
         self._now_unix_s = steady_clock()
         self._proposals: set[asyncio.Task[None]] = set()
@@ -64,6 +68,10 @@ class Sentinel:
                         spare=not any(rank.state == "training" for rank in status.ranks),
                     )
                 )
+
+    def follow(self, policy: DetectPolicy) -> None:
+        """Judges by another policy from now on; what was found stays."""
+        self._watch.follow(policy)
 
     def expect(self, handover: str, incident: str, run: str) -> None:
         """Phases of this hand-over belong to this incident and run."""

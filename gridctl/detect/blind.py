@@ -9,12 +9,13 @@ from gridctl.model.findings import Finding
 
 
 class Blind:
-    """The GPUs of one node: which of them gave values before and give none now."""
+    """The GPUs of one node: which of them give no value, though the agent asks them."""
 
     def __init__(self, node: str, limits: Blindness) -> None:
         self._node = node
         self._limits = limits
         self._mute: dict[str, int] = {}  #: device -> samples without any value, in a row; 0: it speaks
+        self._spoke: set[str] = set()
         self._all = False
         self._single: set[str] = set()
 
@@ -23,9 +24,9 @@ class Blind:
         if any(number(value) is not None for value in values.values()):
             yield from self._speaks(device)
             return
-        if device not in self._mute:
-            return  # it never gave a value: nothing was lost
-        self._mute[device] = count = self._mute[device] + 1
+        if not values:
+            return  # it says only that the device is there
+        self._mute[device] = count = self._mute.get(device, 0) + 1
         if self._all:
             return
         silent = [count >= self._limits.node_samples for count in self._mute.values()]
@@ -35,12 +36,13 @@ class Blind:
             yield self._finding(t_unix_s, "node", why, "blind.node")
         elif count >= self._limits.device_samples and device not in self._single:
             self._single.add(device)
-            yield self._finding(
-                t_unix_s, device, f"gave no value in {count} samples: unknown", "blind.device"
-            )
+            since = "" if device in self._spoke else ", nor any before since its agent began"
+            why = f"gave no value in {count} samples{since}: unknown"
+            yield self._finding(t_unix_s, device, why, "blind.device")
 
     def _speaks(self, device: str) -> Iterator[Cleared]:
         self._mute[device] = 0
+        self._spoke.add(device)
         if device in self._single:
             self._single.discard(device)
             yield Cleared("missing_data", device)

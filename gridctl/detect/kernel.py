@@ -31,6 +31,10 @@ class KernelLog:
         self._bursts = Bursts(policy.thresholds.chain.burst_gap_s)
         self._heads: dict[str, tuple[float, Finding]] = {}  #: by PCI address: begin of the chain, first cause
 
+    def follow(self, policy: DetectPolicy) -> None:
+        """What Xids mean from now on; repeats and chains stay known."""
+        self._policy = policy
+
     def feed(self, t_unix_s: float, line: str) -> Iterator[Finding | Suppressed]:
         """Takes one line. A repeat within a burst gives nothing."""
         for event in self._parser.feed(line):
@@ -101,6 +105,15 @@ def suppressed(found: Finding, because: str, rule: str = "") -> Suppressed:
         why=[*found.why, because],
         rule=rule or found.rule,
     )
+
+
+def told_late(found: Finding | Suppressed, late_s: float, *, decisive: bool) -> Finding | Suppressed:
+    """What a line means told `late_s` after it was printed; not `decisive`: alone it moves nobody."""
+    why = [*found.why, f"told {late_s:.0f} s after it was printed"]
+    if decisive or isinstance(found, Suppressed) or not found.preempt_job:
+        return msgspec.structs.replace(found, why=why)
+    why[-1] += ": too late to act on it alone"
+    return msgspec.structs.replace(found, why=why, preempt_job=False, when="after_job")
 
 
 def _advised(head: Finding, advice: Finding) -> Finding:

@@ -1,16 +1,21 @@
 """What one event of a GPU's kernel driver means by itself: the same for the watchdog and for `diagnose`."""
 
+from typing import Any
+
 import msgspec
 
 from gridagent.signals import nvlink
 from gridagent.signals.nvidia import Event, GpuLost, InitFailed, Silenced, Xid
-from gridctl.detect.policy import DetectPolicy, RecoveryRow, xid_row
+from gridctl.detect.policy import DetectPolicy, RecoveryRow, said, site_source, xid_row
 from gridctl.detect.policy.hardware import Rule, hardware
 from gridctl.model.findings import SEVERITIES
 
 #: From the driver's point of view the worst class of bits decides.
 _CLASSES = ("internal", "possible_hw", "marginal", "watch", "secondary", "harmless")
 NVLINK5 = range(144, 151)
+_SITE = "+site"
+#: What the driver says without a number, and the number that means the same.
+EVENT_NUMBERS = {"kernel.gpu_lost": 79, "kernel.init_failed": 143, "kernel.gsp_silenced": 119}
 
 
 class Meaning(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +48,14 @@ def mean(policy: DetectPolicy, event: Event) -> Meaning | None:
             return _caused(policy, event.caused_by)
         return _xid(policy, event)
     if isinstance(event, GpuLost):
-        return _by_number(policy, 79, "kernel.gpu_lost", xid=None)
+        return _by_words(policy, "kernel.gpu_lost")
     if isinstance(event, InitFailed):
-        told = _by_number(policy, 143, "kernel.init_failed", xid=None)
+        told = _by_words(policy, "kernel.init_failed")
         return msgspec.structs.replace(
             told, severity="fatal", action="evacuate_and_reboot", preempt=True, when="now"
         )
     if isinstance(event, Silenced):
-        return _by_number(policy, 119, "kernel.gsp_silenced", xid=None)
+        return _by_words(policy, "kernel.gsp_silenced")
     return None
 
 
@@ -90,12 +95,34 @@ def by_rule(rule: Rule, xid: int | None = None, more: str = "") -> Meaning:
 def _xid(policy: DetectPolicy, event: Xid) -> Meaning:
     told = _by_number(policy, event.xid, f"xid.{event.xid}", xid=event.xid)
     if event.xid == 74:
-        return _link_registers(event) or told
+        return by_site(policy, event.xid, _link_registers(event) or told)
     if event.xid in NVLINK5:
-        return _link_fault(event, told)
+        return by_site(policy, event.xid, _link_fault(event, told))
     if event.reset_advice and not told.preempt:
         return with_advice(policy, told, event.reset_advice)
     return told
+
+
+def by_site(policy: DetectPolicy, xid: int | None, told: Meaning) -> Meaning:
+    """What is told of an Xid, with the site's own word on top, if there is one."""
+    override = policy.overrides.get(xid) if xid is not None else None
+    if override is None:
+        return told
+    fields: dict[str, Any] = said(override, told.when)
+    if "preempt" in fields:
+        fields["preempt"] = fields["preempt"] == "yes"
+    return msgspec.structs.replace(
+        told, **fields, rule=f"{base_rule(told)}{_SITE}", source=site_source(override)
+    )
+
+
+def base_rule(told: Meaning) -> str:
+    """The rule of an event, whether or not the site has changed what follows from it."""
+    return told.rule.removesuffix(_SITE)
+
+
+def _by_words(policy: DetectPolicy, rule: str) -> Meaning:
+    return _by_number(policy, EVENT_NUMBERS[rule], rule, xid=None)
 
 
 def _by_number(policy: DetectPolicy, number: int, rule: str, xid: int | None) -> Meaning:
@@ -107,7 +134,7 @@ def _by_number(policy: DetectPolicy, number: int, rule: str, xid: int | None) ->
         action=row.action,
         preempt=row.preempt == "yes",
         when=row.when,
-        rule=rule,
+        rule=f"{rule}{_SITE}" if number in policy.overrides else rule,
         meaning=row.meaning,
         source=row.source,
         xid=xid,
@@ -116,7 +143,7 @@ def _by_number(policy: DetectPolicy, number: int, rule: str, xid: int | None) ->
 
 def _caused(policy: DetectPolicy, number: int) -> Meaning:
     if number in NVLINK5:
-        return by_rule(hardware().rules["xid.nvlink5.caused_by"], xid=number)
+        return by_site(policy, number, by_rule(hardware().rules["xid.nvlink5.caused_by"], xid=number))
     return _by_number(policy, number, f"xid.{number}.caused_by", xid=number)
 
 

@@ -11,9 +11,10 @@ from gridagent.wire import StreamRecord
 from gridctl.detect.blind import Blind
 from gridctl.detect.device import Cleared, Device
 from gridctl.detect.heartbeat import Observers, Rhythm
-from gridctl.detect.kernel import KernelLog, suppressed
+from gridctl.detect.kernel import KernelLog, suppressed, told_late
 from gridctl.detect.levels import Levels
 from gridctl.detect.policy import DetectPolicy
+from gridctl.detect.sources import Sources
 from gridctl.detect.stale import Stale
 from gridctl.model.findings import (
     SEVERITIES,
@@ -77,6 +78,8 @@ class NodeWatch:
         self._levels: dict[str, Levels] = {}
         self._blind = Blind(self.facts.name, self._policy.thresholds.blind)
         self._log = KernelLog(self._policy, self.facts.name, self._device_of)
+        self._late_log = KernelLog(self._policy, self.facts.name, self._device_of)
+        self._sources = Sources(self._policy.sources, self.facts.name)
         self._decided = False
         self._said: dict[tuple[str, str, str], float] = {}
 
@@ -84,6 +87,12 @@ class NodeWatch:
         if self.facts.spare and not facts.spare:
             self._decided = False  # a rank has come: what was right for a spare is not enough
         self.facts = facts
+
+    def follow(self, policy: DetectPolicy) -> None:
+        """What Xids mean from now on."""
+        self._policy = policy
+        self._log.follow(policy)
+        self._late_log.follow(policy)
 
     def feed(self, record: StreamRecord, now_unix_s: float) -> Iterator[Output]:
         self._heard_unix_s = max(self._heard_unix_s, now_unix_s)
@@ -180,18 +189,34 @@ class NodeWatch:
     def _observe(self, record: StreamRecord) -> Iterable[Finding | Suppressed | Cleared]:
         v = record.v
         if record.kind == "log" and isinstance(line := v.get("line"), str):
-            return self._kernel(record.t_unix_s, line) if v.get("source") in _KERNEL_LOGS else ()
+            return self._line(record.t_unix_s, v.get("source"), line, number(v.get("late_s")) or 0.0)
         if record.kind == "sample" and isinstance(name := v.get("device"), str):
             return self._sample(record.t_unix_s, name, v)
         if record.kind == "note":
             self._noted(record.t_unix_s, str(v.get("action")))
+            return self._sources.note(record.t_unix_s, v)
         if record.kind == "gap":
             return (self._missing(record),)
         return ()
 
-    def _kernel(self, t_unix_s: float, line: str) -> Iterator[Finding | Suppressed]:
+    def _line(
+        self, t_unix_s: float, source: object, line: str, late_s: float
+    ) -> Iterator[Finding | Suppressed | Cleared]:
+        if source not in _KERNEL_LOGS:
+            return
+        for found in self._sources.line(t_unix_s, str(source), line):
+            settling = t_unix_s - self._boot_unix_s < self._policy.thresholds.boot.grace_s
+            if settling and isinstance(found, Finding):
+                yield suppressed(found, "the node comes up", rule="boot.grace")
+            else:
+                yield found
+        yield from self._kernel(t_unix_s, line, late_s)
+
+    def _kernel(self, t_unix_s: float, line: str, late_s: float) -> Iterator[Finding | Suppressed]:
         if not (because := self._stale.before(t_unix_s, line)):
-            yield from self._log.feed(t_unix_s, line)
+            late = late_s > self._policy.thresholds.late.decisive_max_s
+            for found in (self._late_log if late else self._log).feed(t_unix_s, line):
+                yield told_late(found, late_s, decisive=not late) if late_s > 0 else found
             return
         for found in KernelLog(self._policy, self.facts.name, self._device_of).feed(t_unix_s, line):
             yield found if isinstance(found, Suppressed) else suppressed(found, because, rule="stale")
@@ -225,7 +250,8 @@ class NodeWatch:
         found = self._devices[name].feed(t_unix_s, values)
         if settling:
             return found
-        return chain(found, levels, self._blind.feed(t_unix_s, name, values))
+        answers = self._sources.sample(name, values)
+        return chain(found, levels, answers, self._blind.feed(t_unix_s, name, values))
 
     def _level(self, t_unix_s: float, name: str, values: dict[str, Any]) -> Iterable[Finding | Cleared]:
         levels = self._levels.get(name)

@@ -88,6 +88,12 @@ class Watch:
         """A node is new, or something about it has changed (a spare took a rank)."""
         self._node(node.name).update(node)
 
+    def follow(self, policy: DetectPolicy) -> None:
+        """What Xids mean from now on; what was found stays, and so do thresholds."""
+        self._policy = policy
+        for node in self._nodes.values():
+            node.follow(policy)
+
     def hold(self, node: str, reason: str) -> None:
         """No decision about this node until `release`: it is drained, or was decided on before."""
         self._node(node).holds[_OPERATOR] = reason

@@ -3,6 +3,16 @@
 import msgspec
 
 
+class XidOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A site's own word on one Xid, `[xid.N]`. What it leaves out stays as delivered."""
+
+    reason: str  #: whose experience that is: it stands in the place of the row's source
+    severity: str | None = None
+    action: str | None = None
+    preempt: bool | None = None  #: must a running job be moved off now?
+    when: str | None = None
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rules for hand-overs. A misspelt name in the file is an error, not a silent default."""
 
@@ -15,3 +25,4 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     price_usd_per_gpu_h: float = 0.0  #: 0: no costs in money are shown
     plan_expiry_s: float = 300.0
     clock_skew_max_s: float = 5.0
+    xid: dict[int, XidOverride] = {}

@@ -8,6 +8,8 @@
  *   calls                  written here: one line for each call of what firmware keeps
  *   hanging                written here: one line for each call that hangs
  *
+ * Compiled with -DFIXED it looks at "count" only and has no events: a benchmark measures its reader and not it.
+ *
  * Signatures after NVIDIA's public NVML API reference (docs.nvidia.com/deploy/nvml-api). */
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,8 +38,12 @@ static void append(const char *file, const char *line) {
 
 static Return answer(const char *name, long long fallback, long long *value) {
     char text[64] = "";
-    FILE *f = stub("r", name);
+    FILE *f;
     *value = fallback;
+#ifdef FIXED
+    if (strcmp(name, "count")) return OK;
+#endif
+    f = stub("r", name);
     if (!f) return OK;
     if (!fgets(text, sizeof text, f)) text[0] = 0;
     fclose(f);
@@ -269,6 +275,10 @@ Return nvmlDeviceRegisterEvents(Device d, ULL types, void *set) {
 }
 Return nvmlEventSetWait_v2(void *set, struct event *out, U timeout_ms) {
     (void)set;
+#ifdef FIXED
+    usleep(timeout_ms * 1000);
+    return TIMEOUT;
+#endif
     for (U waited_ms = 0; waited_ms < timeout_ms; waited_ms += 5) {
         FILE *f = stub("r", "event");
         if (f) {

@@ -55,9 +55,9 @@ def rss_mib(pid: int) -> float:
 
 def test_eight_gpus_are_on_the_pages_and_the_agent_is_light(agent: Agent) -> None:
     assert agent.process is not None
-    wait_for("all GPUs on the page", lambda: metrics(agent).count("gpu_remap_pending{") == 8)
+    wait_for("all GPUs on the page", lambda: metrics(agent).count("gridagent_gpu_remap_pending{") == 8)
     page = metrics(agent)
-    assert 'gridagent_gpu_temp_c{device="gpu:7"} 41.0' in page
+    assert 'gridagent_gpu_temp_celsius{device="gpu:7"} 41.0' in page
     assert 'gridagent_gpu_lost{device="gpu:0"} 0.0' in page
     (child,) = children(agent.process.pid)
     assert rss_mib(agent.process.pid) <= RSS_MIB_MAX

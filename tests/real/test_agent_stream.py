@@ -167,7 +167,7 @@ def test_a_recording_stands_in_for_the_hardware_once_it_is_triggered(world: Flee
     wanted = [line for line in LINES[1:] if line["node"] == "r1" and line["kind"] in ("sample", "log")]
     assert played == [{k: v for k, v in line.items() if k not in ("t", "node")} for line in wanted]
     text = agent.client("viewer").request("GET", "/metrics").decode()
-    assert 'gridagent_gpu_temp_c{device="gpu:0"} 70.5' in text.splitlines()
+    assert 'gridagent_gpu_temp_celsius{device="gpu:0"} 70.5' in text.splitlines()
     assert 'gridagent_gpu_ecc_sbe_total{device="gpu:0"} 9.0' in text.splitlines()
 
 

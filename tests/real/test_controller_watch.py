@@ -81,6 +81,31 @@ def test_a_site_that_has_armed_it_has_a_failing_node_left_without_a_person() -> 
         fleet.finish_job()
 
 
+def test_a_running_controller_takes_up_a_sites_word_on_an_xid() -> None:
+    with swap_fleet() as fleet:
+        log = fleet.root / "kern.log"
+        log.touch()
+        fleet.nodes("n1", config=f'sources = ["log:{log}?as=kmsg"]')
+        fleet.controller()
+        buses = iter(range(0x10, 0x1000))
+
+        def told(rule: str) -> bool:
+            """Another GPU falls off the bus; is the rule among those of the findings so far?"""
+            with log.open("a") as file:
+                bus = next(buses)
+                file.write(
+                    f"NVRM: Xid (PCI:{bus >> 8:04x}:{bus & 255:02x}:00): 79, pid=1, GPU has fallen off\n"
+                )
+            return any(r.data.get("rule") == rule for r in read(fleet.home.journal) if r.kind == "finding")
+
+        wait_for("as delivered", lambda: told("xid.79"))
+        override = '[xid.79]\nreason = "a test"\npreempt = false\n'
+        fleet.home.policy_file.write_text(override)
+        wait_for("as the site says", lambda: told("xid.79+site"))
+        found = [r.data for r in read(fleet.home.journal) if r.data.get("rule") == "xid.79+site"]
+        assert not any(data["preempt_job"] for data in found if data["type"] == "finding")
+
+
 def closed(client: Client, name: str) -> bool:
     return client.one("incident", name, Incident).state == "closed"
 

@@ -1,12 +1,10 @@
-"""agent.toml, launches, sources and the metrics page: clear words, and nothing kept by mistake."""
+"""agent.toml, launches and sources: clear words, and nothing kept by mistake."""
 
-import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +15,7 @@ from gridagent.errors import ConfigError
 from gridagent.home import Home, boot_id, chassis_serial
 from gridagent.launch import ENV_NEVER, LaunchError, Launches, kept_environment
 from gridagent.telemetry import open_source
-from gridagent.telemetry.metrics import Samples, render
-from gridagent.wire import LaunchSpec, NodeStatus, RankStatus
+from gridagent.wire import LaunchSpec
 
 WHOLE = 'node = "n1"\nlisten = "10.0.0.7:7443"\n'
 
@@ -129,39 +126,6 @@ def test_a_wrong_source_says_what_is_wrong(tmp_path: Path, text: str, words: str
     (tmp_path / "r.jsonl").touch()
     with pytest.raises(ConfigError, match=words):
         open_source(text, home_with(tmp_path, WHOLE), "n1")
-
-
-def test_the_metrics_page_in_both_formats() -> None:
-    rank = RankStatus(
-        job='j"\\\n', rank=0, world_size=1, session="s", pid=1, epoch=0, step=9, connected=True, loss=math.inf
-    )
-    lost = msgspec.structs.replace(rank, connected=False, step=3)
-    status = NodeStatus(
-        node="n1",
-        url="",
-        serial="",
-        boot_id="b",
-        version="v",
-        now_unix_s=0.0,
-        stream_seq=3,
-        ranks=[rank, lost],
-    )
-    samples = Samples()
-    samples.take({"device": "gpu:0", "v": {"temp_c": 60, "ecc_sbe_total": 2, "power_w": None, "Bad name": 1}})
-    samples.take({"device": 7, "v": {}})
-    samples.take({"v": "x"})
-    plain = render(status, samples, openmetrics=False)
-    assert plain.count("gridagent_rank_step{") == 1
-    assert 'gridagent_rank_loss{job="j\\"\\\\\\n",rank="0"} +Inf\n' in plain
-    assert "# TYPE gridagent_gpu_ecc_sbe_total counter\ngridagent_gpu_ecc_sbe_total" in plain
-    assert 'gridagent_rank_step{job="j\\"\\\\\\n",rank="0"} 9.0\n' in plain
-    assert "Bad" not in plain
-    assert "power" not in plain
-    openmetrics = render(status, samples, openmetrics=True)
-    assert "# TYPE gridagent_gpu_ecc_sbe counter\ngridagent_gpu_ecc_sbe_total" in openmetrics
-    assert openmetrics.endswith("\n# EOF\n")
-    assert plain.endswith("\n")
-    assert "EOF" not in plain
 
 
 @pytest.mark.parametrize("home", ["/dev/null", "/dev/null/home"])

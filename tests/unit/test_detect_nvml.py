@@ -43,7 +43,7 @@ def test_a_driver_that_does_not_answer_is_unknown_and_not_lost() -> None:
     outputs = node.feed("log", source="nvml", line=line)
     for _ in range(20):
         outputs += node.sample(**dict.fromkeys(VALUES), lost=None)
-    assert found(outputs) == [("missing_data", "gpu:1", False)]
+    assert found(outputs) == [("driver_unresponsive", "gpu:1", False), ("missing_data", "gpu:1", False)]
 
 
 def test_an_xid_told_by_nvml_is_one_of_the_kernels() -> None:

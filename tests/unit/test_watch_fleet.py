@@ -155,8 +155,13 @@ def test_one_gpu_without_values_is_named() -> None:
     for value in (50.0, None, None, None, None):
         gpu(fleet, "gpu:0", 50.0)
         gpu(fleet, "gpu:1", value)
-        gpu(fleet, "gpu:2", None)  # it never gave any: nothing was lost
-    assert [(found.device, found.rule) for found in fleet.of(Finding)] == [("gpu:1", "blind.device")]
+        gpu(fleet, "gpu:2", None)
+    found = {found.device: found for found in fleet.of(Finding)}
+    assert {device: one.rule for device, one in found.items()} == dict.fromkeys(
+        ("gpu:1", "gpu:2"), "blind.device"
+    )
+    assert "since its agent began" in found["gpu:2"].why[0]
+    assert "since its agent began" not in found["gpu:1"].why[0]
 
 
 def test_a_mass_fault_trips_the_breaker_which_stays_until_a_person_comes() -> None:

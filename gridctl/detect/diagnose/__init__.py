@@ -21,13 +21,14 @@ from gridctl.detect.diagnose.slurm import slurm
 from gridctl.detect.diagnose.slurm_events import slurm_events
 from gridctl.detect.diagnose.spares import spares
 from gridctl.detect.diagnose.torch_log import torch_log
+from gridctl.detect.policy import DetectPolicy
 from gridctl.model.diagnosis import Diagnosis, Material, Why
 from gridctl.model.findings import SEVERITIES
 
 Layer = Callable[[Sequence[Material]], Iterable[Diagnosis]]
 
+#: What comes after the devices.
 LAYERS: tuple[Layer, ...] = (
-    devices,
     fleet,
     progress,
     spares,
@@ -46,9 +47,13 @@ LAYERS: tuple[Layer, ...] = (
 )
 
 
-def diagnose(materials: Sequence[Material]) -> list[Diagnosis]:
-    """All diagnoses, the most severe first; equally severe ones in the order of the layers."""
-    found = [diagnosis for layer in LAYERS for diagnosis in layer(materials)]
+def diagnose(materials: Sequence[Material], policy: DetectPolicy | None = None) -> list[Diagnosis]:
+    """All diagnoses, the most severe first; equally severe ones in the order of the layers.
+
+    `policy` has the site's own word on Xids; default: as delivered.
+    """
+    found = list(devices(materials, policy))
+    found += [diagnosis for layer in LAYERS for diagnosis in layer(materials)]
     if not found:
         found = [_nothing(materials)]
     return sorted(found, key=lambda diagnosis: -SEVERITIES.index(diagnosis.severity))

@@ -50,9 +50,9 @@ _GAPS = ("gap", "cursorlost", "recordslost", "overrun")
 _LINE_KEYS = ("line", "MESSAGE", "message", "msg", "log")
 
 
-def devices(materials: Sequence[Material]) -> Iterator[Diagnosis]:
-    """All findings on hardware, and what is between it and the jobs."""
-    reader = Reader(builtin(), node_of(materials))
+def devices(materials: Sequence[Material], policy: DetectPolicy | None = None) -> Iterator[Diagnosis]:
+    """All findings on hardware, and what is between it and the jobs. `policy`: default as delivered."""
+    reader = Reader(policy or builtin(), node_of(materials))
     for material in materials:
         reader.read(material)
     return reader.findings()

@@ -9,7 +9,7 @@ from gridctl.detect.diagnose.history import ANY, Past
 from gridctl.detect.diagnose.incident import MEMORY_XIDS, Group, History
 from gridctl.detect.diagnose.incidents import Incidents
 from gridctl.detect.diagnose.saying import address, rule, say
-from gridctl.detect.meaning import NVLINK5, Meaning, by_rule
+from gridctl.detect.meaning import NVLINK5, Meaning, base_rule, by_rule
 from gridctl.detect.policy.hardware import hardware
 from gridctl.model.diagnosis import Diagnosis
 from gridctl.model.findings import SEVERITIES, worse
@@ -61,7 +61,7 @@ def _judge(group: Group, incidents: Incidents, past: Mapping[str, Past]) -> Iter
     elif told.xid == 31 and _suspect_gpu(group, history, incidents):
         yield Judged(group, by_rule(hardware().rules["xid.31.same_gpu"], 31), group.count)
     elif told.xid == 74 and max(history.link_failures.values(), default=0) > limit("repeat", "link_failures"):
-        harmless = told.rule in ("xid.74.harmless", "xid.74.secondary")
+        harmless = base_rule(told) in ("xid.74.harmless", "xid.74.secondary")
         yield Judged(
             group, told if harmless else by_rule(hardware().rules["xid.74.repeated"], 74), group.count
         )
@@ -130,7 +130,7 @@ def _finding(several: list[Judged], window_s: float) -> Diagnosis:
     hosts = {one.group.host for one in several}
     times = [begin for one in several for begin in one.group.begins]
     count = sum(one.count for one in several)
-    if all(one.told.rule.endswith("caused_by") for one in several):
+    if all(base_rule(one.told).endswith("caused_by") for one in several):
         count = clusters(times, window_s)
     elif len(hosts) > 1 and head.told.fault == "app":
         count = clusters(times, _JOB_GAP_S)  # the same at the same time on many nodes is one job that ended

@@ -14,7 +14,7 @@ from gridctl.detect.diagnose.incidents import Incidents, is_lost
 from gridctl.detect.diagnose.machine import Machine
 from gridctl.detect.diagnose.pcie import Pcie
 from gridctl.detect.diagnose.switches import Switches
-from gridctl.detect.meaning import by_rule, mean
+from gridctl.detect.meaning import by_rule, by_site, mean
 from gridctl.detect.policy import DetectPolicy
 from gridctl.detect.policy.hardware import hardware
 from gridctl.model.diagnosis import Diagnosis
@@ -115,6 +115,7 @@ class KernelLogs:
             told = mean(self._policy, event)
             more = link[0][:120]
             cause = by_rule(hardware().rules["gpu_lost.pcie_first"], told.xid if told else None, more)
+            cause = by_site(self._policy, 79, cause)
         self.incidents.feed(host, when, event, message, lines, cause)
 
     def _reboot(self, host: str) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from gridctl.errors import ConfigError
 from gridctl.model.findings import SEVERITIES
+from gridctl.model.policy import XidOverride
 
 PREEMPT = ("yes", "no", "if-fatal")
 TESTS = ("at_least", "at_most", "mask", "below_max", "rises")
@@ -91,6 +92,36 @@ class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"count and of do not fit in {self}")
 
 
+class SourceRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a source says of its own reading; the rows of one end stand from the mildest to the gravest.
+
+    `record`: "log" (`says` begins the line, `ends` ends it) or "note" (both are states). `from`: the source,
+    or "*". It counts once it was said `count` times within `window_s`; without `ends` it is over at once.
+    """
+
+    rule: str
+    record: str
+    from_: str = msgspec.field(name="from")
+    says: str
+    ends: str
+    count: int
+    window_s: float
+    kind: str
+    layer: str
+    meaning: str
+    fault: str
+    severity: str
+    action: str
+    when: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES or self.when not in WHEN or self.record not in ("log", "note"):
+            raise ValueError(f"unknown word in {self}")
+        if not self.says or not 1 <= self.count <= 32:
+            raise ValueError(f"says or count does not fit in {self}")
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a node counts as blind, and when as failed."""
 
@@ -107,6 +138,12 @@ class Blindness(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     node_samples: int
     device_samples: int
+
+
+class Late(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a kernel line is told too late to act on it alone."""
+
+    decisive_max_s: float
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -176,6 +213,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     two_layers: TwoLayers
     ecc_corrected_rate: CorrectedRate
     blind: Blindness
+    late: Late
     boot: Boot
     shared_fate: SharedFate
     breaker: BreakerLimits
@@ -190,6 +228,8 @@ class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
     devices: dict[str, DeviceRow]
     thresholds: Thresholds
     levels: dict[str, list[LevelRow]] = {}  #: by kind of device
+    sources: list[SourceRow] = []
+    overrides: dict[int, XidOverride] = {}  #: what the site has said; `xids` has it already
 
 
 _R = TypeVar("_R", bound=msgspec.Struct)
@@ -210,6 +250,24 @@ _UNKNOWN = XidRow(
 def xid_row(policy: DetectPolicy, xid: int) -> XidRow:
     """The row of an Xid, or the one for unknown numbers."""
     return policy.xids.get(xid) or msgspec.structs.replace(_UNKNOWN, xid=xid)
+
+
+def said(override: XidOverride, when: str) -> dict[str, str]:
+    """The fields of a row that a site replaces. Who takes `preempt` back, or adds it, moves `when` along."""
+    words = {"severity": override.severity, "action": override.action, "when": override.when}
+    fields = {name: word for name, word in words.items() if word is not None}
+    if override.preempt is not None:
+        fields["preempt"] = "yes" if override.preempt else "no"
+        if override.preempt:
+            fields.setdefault("when", "now")
+        elif when == "now":
+            fields.setdefault("when", "after_job")
+    return fields
+
+
+def site_source(override: XidOverride) -> str:
+    """Whose word an override is."""
+    return f"policy.toml: {override.reason}"
 
 
 def parse_table(text: str, row: type[_R], name: str) -> list[_R]:
@@ -234,6 +292,7 @@ def builtin() -> DetectPolicy:
         },
         devices={row.metric: row for row in parse_table(delivered("device.tsv"), DeviceRow, "device.tsv")},
         thresholds=msgspec.convert(tomllib.loads(delivered("thresholds.toml")), Thresholds),
+        sources=parse_table(delivered("sources.tsv"), SourceRow, "sources.tsv"),
         levels=_levels(parse_table(delivered("levels.tsv"), LevelRow, "levels.tsv")),
     )
 
