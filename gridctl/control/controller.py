@@ -39,6 +39,9 @@ from gridctl.runbook.events import BackAsked, Event, Halted, Started
 from gridctl.runbook.selection import refuse_if_fatal
 from gridctl.trust import IdentityError
 
+#: Who wants the plans that nobody asked for.
+PROPOSER = "gridctl"
+
 log = logging.getLogger("gridctl.control")
 
 
@@ -57,6 +60,7 @@ class Controller:
         self.lease = FleetLease(self.agents, holder, lambda: self.urls, self._lease_lost)
         self.steps = StepLog()
         self.sentinel = Sentinel(self.ledger, self.steps, self._propose)
+        self._unplanned: dict[str, str] = {}  #: incident -> why there is no plan, as it was said last
         self.poll = Poll(self.agents)
         self.followers = Followers(self.agents, self.sentinel.feed)
         self._files = _stamps(home)
@@ -407,19 +411,25 @@ class Controller:
         for driver in self._drivers.values():
             driver.tell(Halted(code, text))
 
-    async def _propose(self, incident: Incident, decision: Decision) -> None:
-        """A plan for a decision to swap; a site that has armed it gets it applied as well."""
-        if self.ledger.open_plan(incident.id, time.time()):
-            return
+    async def _propose(self, incident: Incident, decision: Decision) -> bool:
+        """A plan for a decision to swap; a site that has armed it gets it applied as well. False: not now."""
+        open_plan = self.ledger.open_plan(incident.id, time.time())
+        if open_plan and (open_plan.who != PROPOSER or not self.policy.auto):
+            return True
         try:
-            plan = await self.plan(Request(node=decision.node, incident=incident.id, who="gridctl"))
+            wish = Request(node=decision.node, incident=incident.id, who=PROPOSER)
+            plan = open_plan or await self.plan(wish)
             if self.policy.auto and not self.read_only:
                 reason = decision.why[0] if decision.why else decision.kind
                 await self.apply(plan.id, Gate(digest=plan.digest, who="policy", reason=reason, yes=True))
         except Refused as error:
-            with contextlib.suppress(Refused):
-                text = f"no plan for {decision.node}: {error.text}"
-                self.ledger.append("note", {"incident": incident.id, "code": error.code, "text": text})
+            text = f"no plan for {decision.node}: {error.text}"
+            if self._unplanned.get(incident.id) != error.code:  # else it was said
+                self._unplanned[incident.id] = error.code
+                with contextlib.suppress(Refused):
+                    self.ledger.append("note", {"incident": incident.id, "code": error.code, "text": text})
+            return False
+        return True
 
     async def _relay(self, request: FreezeRequest, urls: Mapping[str, str]) -> list[dict[str, str]]:
         return await relay(self.agents, request, urls)

@@ -12,11 +12,14 @@ from gridagent.wire import StreamRecord
 from gridctl.control.ledger import Ledger
 from gridctl.control.steplog import StepLog
 from gridctl.detect.policy import builtin
-from gridctl.detect.standing import Standing
+from gridctl.detect.standing import RANK_DIED, Standing
 from gridctl.detect.watch import Watch
 from gridctl.model.findings import SEVERITIES, Decision, Finding, Output, Verdict, WatchedNode
 from gridctl.model.fleet import Node, jobs
 from gridctl.model.runs import Incident
+
+#: So long after a plan for a job that stands was refused it is asked for again.
+AGAIN_S = 2.0
 
 
 def steady_clock() -> Callable[[], float]:
@@ -33,7 +36,7 @@ class Sentinel:
     """Turns stream records into journal records. `propose` is called for a decision to swap."""
 
     def __init__(
-        self, ledger: Ledger, steps: StepLog, propose: Callable[[Incident, Decision], Awaitable[None]]
+        self, ledger: Ledger, steps: StepLog, propose: Callable[[Incident, Decision], Awaitable[bool]]
     ) -> None:
         self._ledger = ledger
         self._steps = steps
@@ -84,6 +87,15 @@ class Sentinel:
             task.cancel()
         await asyncio.gather(*self._proposals, return_exceptions=True)
 
+    async def _until_proposed(self, incident: Incident, decision: Decision) -> None:
+        """Asks once; for a job that stands until there is a plan: its ranks wait, and a spare may come."""
+        while not await self._propose(incident, decision):
+            if decision.kind != RANK_DIED:
+                return
+            await asyncio.sleep(AGAIN_S)
+            if not self._standing.stands(decision):
+                return
+
     def _phase(self, record: StreamRecord) -> None:
         v = record.v
         handover = str(v.get("handover", ""))
@@ -104,7 +116,7 @@ class Sentinel:
         data = {**data, "key": key, "incident": incident.id if incident else ""}
         self._ledger.append("finding" if isinstance(output, Finding | Verdict) else "decision", data)
         if isinstance(output, Decision) and incident and output.decision == "swap_now":
-            task = asyncio.ensure_future(self._propose(incident, output))
+            task = asyncio.ensure_future(self._until_proposed(incident, output))
             self._proposals.add(task)
             task.add_done_callback(self._proposals.discard)
 

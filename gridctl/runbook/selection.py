@@ -13,6 +13,9 @@ from gridctl.runbook import preflight
 from gridctl.runbook.preflight import fatal
 from gridctl.runbook.spares import choose
 
+#: States of a rank whose job goes on, or waits to.
+GOING = ("training", "standing")
+
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """Who takes part."""
@@ -80,8 +83,10 @@ def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selec
 
 
 def _job(request: Request, source: Node, nodes: Mapping[str, Node]) -> Job:
-    alive = ("training", "standing", *GIVEN_UP)
-    live = sorted({rank.job for rank in ranks_of(source) if rank.state in alive})
+    found = {job.name: job for job in jobs(nodes.values())}
+    here = {rank.job for rank in ranks_of(source) if rank.state in (*GOING, *GIVEN_UP)}
+    # A job of which nothing is left but the dead is over, whatever else of it is remembered here.
+    live = sorted(name for name in here if any(r.state in (*GOING, "unknown") for r in found[name].ranks))
     if request.job and request.job not in live:
         raise Refused(
             "unknown-job",
@@ -95,7 +100,7 @@ def _job(request: Request, source: Node, nodes: Mapping[str, Node]) -> Job:
     if not live:
         raise Refused("nothing-to-move", f"no live rank runs on {source.name}: there is nothing to swap")
     name = request.job or live[0]
-    return next(job for job in jobs(nodes.values()) if job.name == name)
+    return found[name]
 
 
 def _leaving(request: Request, source: Node, job: Job) -> list[Rank]:

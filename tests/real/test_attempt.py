@@ -2,6 +2,7 @@
 
 import signal
 import time
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,8 +11,17 @@ from fleet import Job, Run, TrainingFleet, assert_same
 
 from gridagent.wire import RankStatus, SessionReport
 
+
+def in_full(*cases: Any) -> list[Any]:
+    """Cases of `make matrix` only."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.matrix)
+        for case in cases
+    ]
+
+
 #: Where one of three ranks loses its groups.
-MOMENTS = ("start", "forward", "backward", "late", "memory", "vote", "voted", "tail")
+MOMENTS = [*("start", "backward", "vote", "voted"), *in_full("forward", "late", "memory", "tail")]
 
 
 def disturbed(job: Job, *words: str, **environment: str) -> Job:
@@ -33,7 +43,7 @@ def test_groups_that_break_cost_no_step_and_no_bit(trained: TrainingFleet, momen
         assert log.count(f"rank {rank} stands") == 2, log
 
 
-@pytest.mark.parametrize("moment", ["forward", "backward", "vote", "voted"])
+@pytest.mark.parametrize("moment", ["backward", "voted", *in_full("forward", "vote")])
 def test_accumulation_clipping_and_a_grad_scaler(trained: TrainingFleet, moment: str) -> None:
     """The window has three batches and may lie across the ends of the data's epochs; one step overflows."""
     job = Job("mixed", steps=24)
@@ -44,14 +54,16 @@ def test_accumulation_clipping_and_a_grad_scaler(trained: TrainingFleet, moment:
 
 KINDS = [
     Job("ddp", ("torchdata",), steps=24),
-    Job("ema", steps=24),
     Job("scaler", ("float16",), steps=24),
-    Job("buckets", steps=24),
-    Job("two_ddp", steps=24),
-    Job("unused", steps=24),
-    Job("static", steps=24),
     Job("late_group", ("3",), steps=24),  # the script itself reduces within the step
-    Job("functional", steps=24),  # collectives from C++, which are the script's own
+    *in_full(
+        Job("ema", steps=24),
+        Job("buckets", steps=24),
+        Job("two_ddp", steps=24),
+        Job("unused", steps=24),
+        Job("static", steps=24),
+        Job("functional", steps=24),  # collectives from C++, which are the script's own
+    ),
 ]
 
 
@@ -84,13 +96,10 @@ def wait_standing(run: Run) -> None:
     ("moment", "world"),
     [
         ("start", 3),
-        ("backward", 3),
         ("vote", 3),
-        ("voted", 3),
-        ("forward", 4),
         ("late", 4),
-        ("memory", 4),
         ("tail", 4),
+        *in_full(("backward", 3), ("voted", 3), ("forward", 4), ("memory", 4)),
     ],
 )
 def test_survivors_of_a_killed_rank_stand_and_end_when_nobody_comes(

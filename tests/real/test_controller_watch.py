@@ -62,6 +62,25 @@ def test_a_failing_node_becomes_an_incident_with_a_plan_that_ends_it() -> None:
         fleet.finish_job()
 
 
+def test_a_site_that_has_armed_it_has_a_failing_node_left_without_a_person() -> None:
+    with swap_fleet() as fleet:
+        fleet.nodes("n1", "n3", "n4")
+        fleet.nodes("n2", config=f'sources = ["replay:{RECORDING}?node=n2&speed=40&start=trigger"]')
+        fleet.home.policy_file.write_text("auto = true\n")
+        client = fleet.controller()
+        fleet.train("n1", "n2", "n3")
+        fleet.park("n4")
+        training(client)
+        parked(client)
+        (fleet.agents["n2"].home / "replay.go").touch()
+        (run,) = wait_for("a run was begun", lambda: client.view("runs", Run))
+        found = ended(client, run.id)
+        assert (found.state, found.node, found.who) == ("done", "n2", "policy"), found
+        wait_for("the incident is closed", lambda: closed(client, found.incident))
+        assert len(client.view("runs", Run)) == 1
+        fleet.finish_job()
+
+
 def closed(client: Client, name: str) -> bool:
     return client.one("incident", name, Incident).state == "closed"
 

@@ -11,7 +11,7 @@ from crash_fleet import CrashFleet
 from fleet import Job, Run, assert_same
 from swap_fleet import wait_for
 
-from gridagent.journal import verify
+from gridagent.journal import read, verify
 from gridctl.control import ensure
 from gridctl.control.client import Client
 from gridctl.model import fleet as model
@@ -30,9 +30,10 @@ def fleet() -> Iterator[CrashFleet]:
 
 
 @contextmanager
-def watched(fleet: CrashFleet, job: Job, fault: str) -> Iterator[tuple[Client, Run]]:
+def watched(fleet: CrashFleet, job: Job, fault: str, policy: str = "") -> Iterator[tuple[Client, Run]]:
     """The job with its steps as attempts and one fault, under a controller, with a spare on n5."""
     home = fleet.home()
+    home.policy_file.write_text(policy)
     client = ensure(home)
     run = fleet.start(replace(job, args=(*job.args, "attempt", f"fault={fault}")), hold=None)
     run.left = [fleet.park(run)]
@@ -41,6 +42,10 @@ def watched(fleet: CrashFleet, job: Job, fault: str) -> Iterator[tuple[Client, R
         yield client, run
         assert verify(home.journal).ok
     except BaseException:
+        told = [
+            (record.kind, record.data.get("text") or record.data.get("why")) for record in read(home.journal)
+        ]
+        print(*told, home.log.read_text(errors="replace")[-2000:], sep="\n")
         left = next((r.id for r in client.view("runs", OperatorRun) if r.state not in ENDS), "")
         raise
     finally:
@@ -76,28 +81,27 @@ def apply(client: Client, run: Run, node: str) -> Plan:
     gate = Gate(digest=plan.digest, who="ann", reason="a test", typed=node)
     made = client.apply(plan.id, gate)
 
-    def ended() -> OperatorRun | None:
-        found = client.one("run", made.id, OperatorRun)
-        return found if found.state in (*ENDS, "held") else None
-
-    found = wait_for("the run ends", ended)
+    found = wait_for("the run ends", lambda: ended_run(client, made.id))
     if found.code == "out-of-band":  # a job that overflows on purpose
         client.resume(made.id, Gate(who="ann", reason="a test", yes=True))
-        found = wait_for("the run ends", ended)
+        found = wait_for("the run ends", lambda: ended_run(client, made.id))
     assert found.state == "done", (found.text, run.logs())
     return plan
 
 
 CASES = [
     (Job("ddp", steps=24), "kill:late:9:1"),
+    (Job("ddp", world=4, steps=24), "kill:tail:9:0"),  # rank 0, the host of the first store
+    (Job("mixed", steps=24), "kill:backward:9:1"),
+]
+MORE_CASES = [
     (Job("ddp", steps=24), "kill:vote:9:2"),
-    (Job("ddp", steps=24), "kill:tail:9:0"),  # rank 0, the host of the first store
     (Job("ddp", world=4, steps=24), "kill:start:9:1"),
     (Job("ddp", world=4, steps=24), "kill:tail:9:3"),
-    (Job("mixed", steps=24), "kill:backward:9:1"),
     (Job("ema", ("plain",), steps=24), "kill:forward:9:0"),
     (Job("ddp", ("torchdata",), steps=24), "kill:memory:9:2"),
 ]
+CASES += [pytest.param(*case, marks=pytest.mark.matrix) for case in MORE_CASES]
 
 
 @pytest.mark.parametrize(("job", "fault"), CASES, ids=lambda case: getattr(case, "kind", case))
@@ -116,6 +120,22 @@ def test_a_rank_that_dies_costs_no_step(fleet: CrashFleet, job: Job, fault: str)
         assert_same(run, trace, control)
         incident = client.one("incident", plan.incident, Incident)
         assert any("gridctl swap plan" in line for found in incident.findings for line in found["why"])
+
+
+def test_where_a_site_has_armed_it_nobody_is_needed(fleet: CrashFleet) -> None:
+    job = Job("ddp", steps=24)
+    with watched(fleet, job, "kill:backward:9:1", "auto = true\n") as (client, run):
+        assert run.ranks.pop(1).process.wait(DEADLINE_S) == -signal.SIGKILL
+        run.ranks[1], run.left = run.left[0], []
+        assert_same(run, run.finish(), fleet.control(job))
+        (begun,) = client.view("runs", OperatorRun)
+        found = wait_for("the run ends", lambda: ended_run(client, begun.id))
+        assert (found.state, found.who) == ("done", "policy"), found
+
+
+def ended_run(client: Client, run: str) -> OperatorRun | None:
+    found = client.one("run", run, OperatorRun)
+    return found if found.state in (*ENDS, "held") else None
 
 
 def test_connections_that_break_cost_no_step(fleet: CrashFleet) -> None:

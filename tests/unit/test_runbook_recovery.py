@@ -98,6 +98,12 @@ def test_where_a_connection_broke_and_nobody_died_the_rank_speaks_for_itself() -
     assert any("no process has died" in note for note in plan.notes)
 
 
+def test_a_job_that_is_over_is_not_in_the_way() -> None:
+    """Its dead rank is still remembered on the node."""
+    over = rank(0, job="old", state="lost", session="o", world_size=1)
+    assert plan_for(nodes(n2={"ranks": [over, rank(1, state="lost")]})).job == "lm"
+
+
 def context(plan: Plan, seen: dict[str, Node], step: str = "cut") -> Context:
     found = next(s for s in plan.steps if s.name == step)
     return Context(plan=plan, step=found, values=[msgspec.to_builtins(report(2))], nodes=seen)

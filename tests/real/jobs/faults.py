@@ -1,7 +1,8 @@
 """What goes wrong in a training, and a recovery that only makes the groups anew.
 
-Words after the kind: `loose` (the loader is not registered), `attempt` (steps are attempts), `regroup` (all ranks live: see `Regroup`), and
-`fault=ACT:MOMENT:STEP:RANK`. ACT is kill (SIGKILL to itself) or drop (its process groups). MOMENT is where
+Words after the kind: `loose` (the loader is not registered), `attempt` (steps are attempts), `regroup` (all
+ranks live: see `Regroup`), and `fault=ACT:MOMENT:STEP:RANK`. ACT is kill (SIGKILL to itself) or drop (its
+process groups). MOMENT is where
 in the step: see `Fault`.
 """
 
