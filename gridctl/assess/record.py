@@ -55,7 +55,7 @@ class FleetRecord:
     """Feeds on journal records, in order. A record that says something else than written is passed over."""
 
     def __init__(self, known: Tables) -> None:
-        self._known = known
+        self.known = known
         self._nodes: dict[str, _Node] = {}
 
     def take(self, kind: str, data: Mapping[str, Any], t_unix_s: float) -> None:
@@ -69,7 +69,7 @@ class FleetRecord:
         elif kind == "decision" and data.get("type") == "decision":
             node.given_up = True
             if not node.faults or abs(t - node.faults[-1][0]) >= HOUR_S:
-                bisect.insort(node.faults, (t, self._known.class_of(str(data.get("kind")))))
+                bisect.insort(node.faults, (t, self.known.class_of(str(data.get("kind")))))
         elif kind == "audit" and data.get("what") == "uncordon":
             node.repaired_unix_s = t
             self._sound(node)
@@ -85,7 +85,7 @@ class FleetRecord:
             return
         node.live[found.device, found.kind] = found
         last = next((at for at, kind in reversed(node.signals) if kind == found.kind), None)
-        if found.kind in self._known.signals and (last is None or t - last >= DAY_S):
+        if found.kind in self.known.signals and (last is None or t - last >= DAY_S):
             bisect.insort(node.signals, (t, found.kind))
 
     def _sound(self, node: _Node) -> None:
@@ -138,7 +138,7 @@ class FleetRecord:
         return FleetHistory(gpu_years=gpu_h / HOURS_A_YEAR, faults=faults, signals=signals)
 
     def _followed(self, its: _Node, t: float, kind: str) -> bool:
-        of_class = self._known.signals[kind].class_name
+        of_class = self.known.signals[kind].class_name
         return any(of_class == name and LEAD_MIN_S <= at - t <= DAY_S for at, name in its.faults)
 
 

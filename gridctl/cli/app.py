@@ -16,6 +16,7 @@ from gridctl.cli import (
     incidents,
     journal,
     replay,
+    risk,
     run,
     swap,
     trust,
@@ -68,6 +69,7 @@ def _tree() -> None:
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
     root.command()(diagnose.diagnose)
+    root.command()(risk.risk)
     root.command()(replay.replay)
     root.command()(demo.demo)
     root.command()(watch.watch)

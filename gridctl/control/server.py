@@ -95,6 +95,7 @@ class Service:
             "incidents": ledger.incidents.all,
             "plans": lambda: list(ledger.plans.values()),
             "runs": ledger.all_runs,
+            "risk": controller.assessor.all,
         }
         view = views.get(request.match_info["what"])
         if view is None:

@@ -29,7 +29,10 @@ def fleet() -> Iterator[SwapFleet]:
         yield made
 
 
-READING = ["fleet", "nodes", "nodes n1", "jobs", "spares", "incidents --all", "run list", "doctor", "version"]
+READING = [
+    *("fleet", "nodes", "nodes n1", "jobs", "spares", "incidents --all", "run list", "risk", "risk --skill"),
+    *("doctor", "version"),
+]
 
 
 @pytest.mark.parametrize("command", READING)
