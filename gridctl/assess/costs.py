@@ -36,6 +36,7 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How much more often a node fails that was repaired in the last seven days."""
 
     factor_7d: float
+    weight: float  #: shape of the gamma prior of each factor in `after`
     source: str
     after: list[After]  #: the same by age of the repair, the youngest first
 

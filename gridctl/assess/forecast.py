@@ -51,8 +51,9 @@ class Hazard(msgspec.Struct, frozen=True, kw_only=True):
         """Expected hours until the first fault. Raises `ZeroDivisionError` where none ever comes."""
         begin, standing, total = 0.0, 1.0, 0.0
         for until, rate in self.pieces:
-            total += standing * (-math.expm1(-(until - begin) * rate) / rate if rate else until - begin)
-            standing *= math.exp(-(until - begin) * rate)
+            width, x = until - begin, (until - begin) * rate
+            total += standing * width * (-math.expm1(-x) / x if x else 1.0)
+            standing *= math.exp(-x)
             begin = until
         return total + standing / self.tail
 
@@ -106,19 +107,23 @@ def forecast(
     decisive = next((f for f in live if f.preempt_job), None)
     factor = _history(base, node, gpus)
     words = _words(node, factor)
-    parts, middles, low, high = [], [], 0.0, 0.0
+    reach = [factor.cumulative(hours) for hours in HORIZONS_H]
+    parts, whole_h, low, high = [], 0.0, 0.0, 0.0
     for its in base.known.classes.values():
         per_h = base.per_node_h(its.name, gpus)
-        before = factor.times(per_h)
-        middle, basis = _with_signals(base, its, before, live, its.coverage)
-        edges = [
-            _with_signals(base, its, before.times(band), live, coverage)[0].cumulative(DAY_H)
-            for band, coverage in zip(base.band, (its.coverage_low, its.coverage_high), strict=True)
-        ]
-        low, high = low + edges[0], high + edges[1]
-        middles.append(middle)
-        parts.append(_of_class(its, middle, per_h, basis or words))
-    whole = _sum(middles)
+        expected = per_h * reach[-1]
+        boost, basis = _boost(base, its, expected, live, its.coverage)
+        low, high = (
+            total + band * expected * _boost(base, its, band * expected, live, coverage)[0]
+            for total, band, coverage in (
+                (low, base.band[0], its.coverage_low),
+                (high, base.band[1], its.coverage_high),
+            )
+        )
+        whole_h += boost * per_h
+        chances = [-math.expm1(-boost * per_h * hours) for hours in reach]
+        parts.append(_of_class(its.name, chances, per_h, basis or words))
+    whole = factor.times(whole_h)
     found = Forecast(
         p_1h=whole.p(1),
         p_6h=whole.p(6),
@@ -150,10 +155,10 @@ def _come(found: Forecast, cause: Finding | None) -> Forecast:
     )
 
 
-def _of_class(its: FaultClass, hazard: Hazard, base_per_h: float, basis: str) -> ClassForecast:
-    p_1h, p_6h, p_24h = (hazard.p(hours) for hours in HORIZONS_H)
+def _of_class(name: str, chances: Sequence[float], base_per_h: float, basis: str) -> ClassForecast:
+    p_1h, p_6h, p_24h = chances
     return ClassForecast(
-        name=its.name,
+        name=name,
         p_1h=p_1h,
         p_6h=p_6h,
         p_24h=p_24h,
@@ -165,14 +170,13 @@ def _of_class(its: FaultClass, hazard: Hazard, base_per_h: float, basis: str) ->
 def _history(base: Base, node: NodeHistory, gpus: int) -> Hazard:
     """The node's hazard over its fleet's mean. Repeats after a repair are partly those of frail nodes, so
     of the two factors the greater one counts and not the product."""
-    priors = base.known.priors
-    shape = priors.frailty.shape
+    shape = base.known.priors.frailty.shape
     frail = (shape + node.faults) / (shape + base.expected(gpus, node.watched_h))
     pieces: list[tuple[float, float]] = []
     if node.repaired_h_ago is not None:
         pieces = [
             (after.until_h - node.repaired_h_ago, max(after.factor, frail))
-            for after in priors.repeat.after
+            for after in base.after
             if after.until_h > node.repaired_h_ago
         ]
     return Hazard(tail=frail, pieces=pieces)
@@ -187,12 +191,14 @@ def _words(node: NodeHistory, factor: Hazard) -> str:
     return f"{BASE_RATE} and history: {', '.join(reasons)}" if reasons else BASE_RATE
 
 
-def _with_signals(
-    base: Base, its: FaultClass, before: Hazard, live: Sequence[Finding], coverage: float
-) -> tuple[Hazard, str]:
-    """The class's hazard with what is seen now; of several signals the strongest counts, as they are not
-    independent. A signal that is not there says nothing: its source may be missing."""
-    base_24h = before.p(DAY_H)
+def _boost(
+    base: Base, its: FaultClass, expected: float, live: Sequence[Finding], coverage: float
+) -> tuple[float, str]:
+    """By how much what is seen now raises the class's hazard, of which `expected` faults come in a day.
+
+    Of several signals the strongest counts, as they are not independent. A signal that is not there says
+    nothing: its source may be missing."""
+    base_24h = -math.expm1(-expected)
     best, basis = base_24h, ""
     for kind in dict.fromkeys(finding.kind for finding in live):
         signal = base.known.signals.get(kind)
@@ -202,9 +208,7 @@ def _with_signals(
         p_24h = signal_p_24h(signal, base_24h, coverage, base.signals, weight)
         if p_24h > best:
             best, basis = p_24h, _signal_words(signal, its, base)
-    if best <= base_24h:
-        return before, ""
-    return before.times(-math.log1p(-best) / before.cumulative(DAY_H)), basis
+    return (-math.log1p(-best) / expected, basis) if best > base_24h else (1.0, "")
 
 
 def _signal_words(signal: Signal, its: FaultClass, base: Base) -> str:
@@ -214,15 +218,3 @@ def _signal_words(signal: Signal, its: FaultClass, base: Base) -> str:
     )
     words = f"signal {signal.kind} ({figures})"
     return f"{words}; here {own.followed} of {own.seen} were followed by it" if own and own.seen else words
-
-
-def _sum(hazards: Sequence[Hazard]) -> Hazard:
-    """All have their pieces in the same places."""
-    places = range(len(hazards[0].pieces))
-    return Hazard(
-        tail=math.fsum(hazard.tail for hazard in hazards),
-        pieces=[
-            (hazards[0].pieces[place][0], math.fsum(hazard.pieces[place][1] for hazard in hazards))
-            for place in places
-        ],
-    )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gridctl.assess.costs import Priors, packaged, priors
+from gridctl.assess.costs import After, Priors, Repeat, packaged, priors
 from gridctl.detect.policy import parse_table
 from gridctl.errors import ConfigError
 
@@ -75,12 +75,20 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     followed: int = 0
 
 
+class Repeated(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of repaired nodes in one stretch of their repair's age."""
+
+    gpu_h: float = 0.0
+    faults: int = 0
+
+
 class FleetHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What a fleet's own record says."""
 
     gpu_years: float = 0.0
     faults: dict[str, int] = {}  #: by class
     signals: dict[str, Seen] = {}  #: by kind
+    repeats: list[Repeated] = []  #: in the stretches of `priors.repeat.after`; [] where nothing was repaired
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +113,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
     per_gpu_h: dict[str, float]  #: by class
     band: tuple[float, float]  #: 90 % range of the rates over their means; it narrows with each fault counted
     signals: dict[str, Seen]
+    after: list[After]  #: how much more often a node fails after its repair
 
     def per_node_h(self, name: str, gpus: int) -> float:
         """Faults of a class in an hour of a node with so many GPUs (0: not known)."""
@@ -177,14 +186,29 @@ def base_of(known: Tables, fleet: FleetHistory) -> Base:
     """The base rates of a fleet: the priors after its own record."""
     rate = known.priors.fault
     total = prior_of(rate.low, rate.per_1000_node_days, rate.high).updated(sum(fleet.faults.values()), 0.0)
+    per_gpu_h = {
+        its.name: class_rate(its, fleet).mean / 1000 / HOURS_A_YEAR for its in known.classes.values()
+    }
     return Base(
         known=known,
-        per_gpu_h={
-            its.name: class_rate(its, fleet).mean / 1000 / HOURS_A_YEAR for its in known.classes.values()
-        },
+        per_gpu_h=per_gpu_h,
         band=(total.quantile(0.05) / total.mean, total.quantile(0.95) / total.mean),
         signals=fleet.signals,
+        after=_after(known.priors.repeat, fleet.repeats, math.fsum(per_gpu_h.values())),
     )
+
+
+def _after(repeat: Repeat, seen: list[Repeated], per_gpu_h: float) -> list[After]:
+    """The factors after a repair, each with a gamma prior: faults over those that the base rate expects."""
+    return [
+        After(
+            until_h=its.until_h,
+            factor=Gamma(shape=repeat.weight, rate=repeat.weight / its.factor)
+            .updated(own.faults, own.gpu_h * per_gpu_h)
+            .mean,
+        )
+        for its, own in zip(repeat.after, seen or [Repeated()] * len(repeat.after), strict=True)
+    ]
 
 
 def signal_p_24h(

@@ -6,6 +6,7 @@ record that names it. While no controller ran nothing was seen, and that time is
 """
 
 import bisect
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from gridctl.assess.rates import (
     GPUS_A_NODE,
     HOURS_A_YEAR,
     FleetHistory,
+    Repeated,
     Seen,
     Tables,
     base_of,
@@ -40,13 +42,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 class _Node:
     """One node's own."""
 
-    __slots__ = ("faults", "first_unix_s", "given_up", "live", "repaired_unix_s", "signals")
+    __slots__ = ("faults", "first_unix_s", "given_up", "live", "repairs", "signals")
 
     def __init__(self, first_unix_s: float) -> None:
         self.first_unix_s = first_unix_s
         self.faults: list[tuple[float, str]] = []  #: (when, class), in order
         self.given_up = False  #: by a decision, until it is healthy or a person opens it
-        self.repaired_unix_s: float | None = None
+        self.repairs: list[float] = []  #: when a person opened it again
         self.live: dict[tuple[str, str], Finding] = {}  #: since it was last healthy, by device and kind
         self.signals: list[tuple[float, str]] = []  #: a kind once a day
 
@@ -71,7 +73,7 @@ class FleetRecord:
             if not node.faults or abs(t - node.faults[-1][0]) >= HOUR_S:
                 bisect.insort(node.faults, (t, self.known.class_of(str(data.get("kind")))))
         elif kind == "audit" and data.get("what") == "uncordon":
-            node.repaired_unix_s = t
+            bisect.insort(node.repairs, t)
             self._sound(node)
 
     def _seen(self, node: _Node, data: Mapping[str, Any], t: float) -> None:
@@ -101,7 +103,7 @@ class FleetRecord:
         its = self._nodes.get(name)
         if its is None:
             return NodeHistory()
-        repaired = its.repaired_unix_s
+        repaired = its.repairs[-1] if its.repairs else None
         return NodeHistory(
             watched_h=max(0.0, now_unix_s - its.first_unix_s) / HOUR_S,
             faults=len(its.faults),
@@ -135,7 +137,26 @@ class FleetRecord:
                 if followed or t + DAY_S <= now_unix_s:
                     before = signals.get(kind, Seen())
                     signals[kind] = Seen(seen=before.seen + 1, followed=before.followed + followed)
-        return FleetHistory(gpu_years=gpu_h / HOURS_A_YEAR, faults=faults, signals=signals)
+        return FleetHistory(
+            gpu_years=gpu_h / HOURS_A_YEAR,
+            faults=faults,
+            signals=signals,
+            repeats=self._repeats(now_unix_s, gpus),
+        )
+
+    def _repeats(self, now_unix_s: float, gpus: Mapping[str, int]) -> list[Repeated]:
+        """Time that repaired nodes were at risk, and the first fault of each, by age of the repair."""
+        edges = [0.0, *(after.until_h for after in self.known.priors.repeat.after)]
+        hours, faults = [0.0] * (len(edges) - 1), [0] * (len(edges) - 1)
+        for name, its in self._nodes.items():
+            size = gpus.get(name) or GPUS_A_NODE
+            for repair, following in itertools.pairwise([*its.repairs, now_unix_s]):
+                failed = next((at for at, _ in its.faults if repair < at <= following), None)
+                age_h = ((following if failed is None else failed) - repair) / HOUR_S
+                for place, (begin, end) in enumerate(itertools.pairwise(edges)):
+                    hours[place] += size * max(0.0, min(age_h, end) - begin)
+                    faults[place] += failed is not None and begin < age_h <= end
+        return [Repeated(gpu_h=h, faults=n) for h, n in zip(hours, faults, strict=True)]
 
     def _followed(self, its: _Node, t: float, kind: str) -> bool:
         of_class = self.known.signals[kind].class_name

@@ -44,7 +44,7 @@ class Skill(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     brier: float
     brier_base: float
-    skill: float | None  #: None where the base rate is perfect
+    skill: float | None  #: None where no fault came, so that nothing can be said
     gain_low: float  #: lower 95 % bound of brier_base - brier, forecasts taken as independent
     reliability: float
     resolution: float
@@ -85,7 +85,7 @@ def _skill(name: str, found: list[Outcome]) -> Skill:
         events=events,
         brier=brier,
         brier_base=brier_base,
-        skill=1 - brier / brier_base if brier_base else None,
+        skill=1 - brier / brier_base if events and brier_base else None,
         gain_low=gain_low,
         reliability=_mean((n * (p - share) ** 2 for p, n, share in shares), count),
         resolution=_mean((n * (share - rate) ** 2 for _, n, share in shares), count),

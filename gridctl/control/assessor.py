@@ -5,7 +5,7 @@ spares from the last poll, prices and limits from policy.toml.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -59,10 +59,10 @@ class Assessor:
             raise Refused("unknown-node", f"the fleet has no node {node!r}; `gridctl nodes` lists them")
         return self._of(_Scene(self._world, time.time()), node)
 
-    def forecasts(self) -> dict[str, Forecast]:
-        """The forecast of every node."""
+    def forecasts(self, names: Iterable[str]) -> dict[str, Forecast]:
+        """The forecasts of these nodes of the fleet."""
         scene = _Scene(self._world, time.time())
-        return {name: scene.forecast(name) for name in self._world.nodes}
+        return {name: scene.forecast(name) for name in names}
 
     def turn(self) -> None:
         """Writes down what changed in the choices about open incidents. Raises `Refused` if it cannot."""
@@ -100,6 +100,10 @@ class _Scene:
         self._world = world
         self._nodes = world.nodes
         self._jobs = {job.name: job for job in jobs(world.nodes.values())}
+        self._here: dict[str, dict[str, list[Rank]]] = {}  #: node -> job -> its ranks there
+        for job in self._jobs.values():
+            for rank in job.ranks:
+                self._here.setdefault(rank.node, {}).setdefault(job.name, []).append(rank)
         gpus = {name: node.status.gpus for name, node in world.nodes.items() if node.status}
         self._base: Base = base_of(world.ledger.record.known, world.ledger.record.fleet(now_unix_s, gpus))
         plans = world.ledger.plans
@@ -161,8 +165,11 @@ class _Scene:
 
     def _ranks(self, name: str) -> tuple[Job | None, list[Rank]]:
         """The largest job that has ranks on the node, and its ranks there, the dead ones too."""
-        found = [(job, [rank for rank in job.ranks if rank.node == name]) for job in self._jobs.values()]
-        here = [(job, ranks) for job, ranks in found if any(r.state != "finished" for r in ranks)]
+        here = [
+            (self._jobs[job], ranks)
+            for job, ranks in self._here.get(name, {}).items()
+            if any(rank.state != "finished" for rank in ranks)
+        ]
         return max(here, key=lambda pair: (len(pair[0].ranks), pair[0].name), default=(None, []))
 
     def _spares(self, node: Node, ranks: list[Rank], there: list[Rank]) -> tuple[int, list[str]]:

@@ -67,7 +67,7 @@ async def make_plan(world: World, request: Request) -> Plan:
         ids=(plan_id, handover, incident),
         now_unix_s=time.time(),
         rates=world.ledger.cut_rates(),
-        forecasts=world.assessor.forecasts(),
+        forecasts=world.assessor.forecasts({request.node, selection.moves[0].target.node}),
     )
     if opened:
         what = f"{', '.join(plan.devices)} of {plan.node}" if plan.devices else plan.node

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -316,6 +318,76 @@ def test_the_record_counts_faults_repairs_and_what_followed_a_signal() -> None:
     assert fleet.gpu_years == pytest.approx(100 * 12 / 8766)
     assert record.fleet(60 * 3600.0, {}).signals["row_remap_pending"].seen == 1  # the second is not over yet
     assert [f.kind for f in record.live("n2")] == ["row_remap_pending"]
+    # n1 was opened at 40 h and failed 20 h later: at risk for 20 h of its first day, with 8 GPUs
+    assert [(its.gpu_h, its.faults) for its in fleet.repeats] == [(160, 1), (0, 0), (0, 0)]
+    assert record.fleet(50 * 3600.0, {}).repeats[0].gpu_h == 80
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+WORDS = st.sampled_from(
+    ["finding", "verdict", "decision", "uncordon", "healthy", "row_remap_pending", "n1", ""]
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["finding", "decision", "audit", "note"]),
+            st.dictionaries(
+                st.sampled_from([*Finding.__struct_fields__, "type", "what", "decision"]), WORDS | JSON
+            ),
+        ),
+        max_size=8,
+    )
+)
+def test_a_record_that_says_something_else_stops_nothing(said: list[tuple[str, dict[str, Any]]]) -> None:
+    record = FleetRecord(KNOWN)
+    for kind, data in said:
+        record.take(kind, data, 1000.0)
+    assert record.fleet(2000.0, {}).gpu_years >= 0
+    for name in record.nodes():
+        assert record.node(name, 2000.0).watched_h >= 0
+        record.live(name)
+
+
+def lives(seed: int, nodes: int, days: int) -> Iterator[Entry]:
+    """A journal of a fleet that fails 30 times as often as published ones, its nodes unlike each other. A
+    quarter of the memory faults is announced by a pending remap; nothing announces a lost GPU."""
+    chance = random.Random(seed)
+    yield from (entry(0, "finding", type="verdict", node=f"n{i}", kind="healthy") for i in range(nodes))
+    for i in range(nodes):
+        frail = chance.gammavariate(0.95, 1 / 0.95)
+        for day in range(1, days):
+            for kind, rate in (("row_remap_failure", 0.0165), ("gpu_lost", 0.023)):
+                if chance.random() >= rate * frail:
+                    continue
+                t_h = 24 * day + chance.uniform(0, 22)
+                if kind == "row_remap_failure" and chance.random() < 0.25:
+                    yield told(t_h - chance.uniform(1, 23), f"n{i}", "row_remap_pending")
+                yield entry(t_h, "decision", type="decision", node=f"n{i}", kind=kind)
+                yield entry(t_h + 1, "audit", what="uncordon", node=f"n{i}")
+            if chance.random() < 0.002:
+                yield told(24 * day + 1, f"n{i}", "row_remap_pending")
+                yield entry(24 * day + 23, "finding", type="verdict", node=f"n{i}", kind="healthy")
+    yield entry(24 * days, "finding", type="verdict", node="n0", kind="suspect")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_forecasts_of_a_made_up_fleet_have_skill_where_there_is_something_to_see(seed: int) -> None:
+    outcomes = list(hindcast(lives(seed, 60, 90), KNOWN, {}))
+    found = {its.name: its for its in skills(outcomes)}
+    assert found["gpu_memory"].events > 50
+    assert found["gpu_memory"].verdict == "better than the base rate"
+    assert found["gpu_lost"].skill is not None
+    assert found["gpu_lost"].skill < found["gpu_memory"].skill  # history alone
+    assert found["cable"].verdict.startswith("not known")
+    for name in ("gpu_memory", "gpu_lost"):
+        expected = math.fsum(o.p for o in outcomes if o.name == name)
+        assert expected == pytest.approx(found[name].events, rel=0.4)
 
 
 def test_a_hindcast_knows_no_future_and_scores_each_class() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gridctl.assess import rates
 from gridctl.assess.costs import BASE_RATE, priors
 from gridctl.assess.forecast import PRESENT, Forecast, Hazard, NodeHistory, forecast
-from gridctl.assess.rates import FleetHistory, Gamma, Seen, base_of, gamma_cdf, prior_of, tables
+from gridctl.assess.rates import FleetHistory, Gamma, Repeated, Seen, base_of, gamma_cdf, prior_of, tables
 from gridctl.assess.risk import Known, indices, weights
 from gridctl.errors import ConfigError
 from gridctl.model.findings import SEVERITIES, Finding
@@ -207,7 +207,7 @@ def test_useful_hours_are_the_area_below_survival(hazard: Hazard) -> None:
     edges.append(edges[-1] + 40 / hazard.tail)
     slow = 0.0
     for begin, end in itertools.pairwise(edges):
-        n = 2000
+        n = 400
         h = (end - begin) / n
         inner = math.fsum((4 if i % 2 else 2) * survival(begin + i * h) for i in range(1, n))
         slow += h / 3 * (survival(begin) + survival(end) + inner)
@@ -234,6 +234,16 @@ def test_after_a_repair_the_public_repeat_rates_come_out() -> None:
     assert 10 <= ten <= 15
     assert fresh.basis == f"{BASE_RATE} and history: repaired 0 h ago"
     assert forecast(BASE, node=NodeHistory(repaired_h_ago=800.0)).basis == BASE_RATE
+
+
+def test_a_fleet_whose_repairs_hold_unlearns_the_public_repeat_rate() -> None:
+    def first_day(gpu_h: float, faults: int) -> float:
+        own = FleetHistory(repeats=[Repeated(gpu_h=gpu_h, faults=faults), Repeated(), Repeated()])
+        return forecast(base_of(KNOWN, own), node=NodeHistory(repaired_h_ago=0.0)).p(24)
+
+    assert first_day(0, 0) == pytest.approx(0.206, abs=0.01)
+    assert first_day(500 * 24 * 8, 0) < 0.02  # 500 repairs, and every node held for a day
+    assert first_day(500 * 24 * 8, 200) == pytest.approx(1 - math.exp(-200 / 500), rel=0.05)
 
 
 def test_a_lemon_is_worse_than_its_fleet_and_a_long_quiet_node_better() -> None:
