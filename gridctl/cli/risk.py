@@ -9,7 +9,7 @@ from gridctl.cli.console import Console
 from gridctl.cli.incidents import alternatives, choice_facts
 from gridctl.cli.output import Column, Format
 from gridctl.cli.page import Output, Page, Watch, duration, full, listing, read
-from gridctl.errors import ConfigError, Refused
+from gridctl.errors import ConfigError
 
 CHANCE = "{:.2g}".format
 
@@ -74,13 +74,15 @@ def risk(
         )
         return
 
+    if node:
+        read(lambda: console.controller.one("risk", node, NodeRisk), _page, output, watch)
+        return
+
     def fetch() -> list[NodeRisk]:
-        found = [its for its in console.controller.view("risk", NodeRisk) if node in ("", its.node)]
-        if node and not found:
-            raise Refused("unknown-node", f"the fleet has no node {node!r}; `gridctl nodes` lists them")
+        found = console.controller.view("risk", NodeRisk)
         return sorted(found, key=lambda its: (-its.indices[0].index, -its.forecast.p_24h, its.node))
 
-    read(fetch, lambda found: _page(found[0]) if node else listing(found, NODES, "no nodes"), output, watch)
+    read(fetch, lambda found: listing(found, NODES, "no nodes"), output, watch)
 
 
 def _page(found: Any) -> Page:

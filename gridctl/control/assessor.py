@@ -20,7 +20,7 @@ from gridctl.assess.risk import weights
 from gridctl.control.ledger import Ledger
 from gridctl.control.sentinel import Sentinel
 from gridctl.errors import Refused
-from gridctl.model.fleet import Job, Node, Rank, jobs
+from gridctl.model.fleet import Job, Node, Rank, jobs, spares
 from gridctl.model.policy import Policy
 from gridctl.model.runs import Incident
 from gridctl.runbook import preflight
@@ -100,12 +100,14 @@ class _Scene:
         self._world = world
         self._nodes = world.nodes
         self._jobs = {job.name: job for job in jobs(world.nodes.values())}
+        self._gpus = {name: _gpus(job) for name, job in self._jobs.items()}
         self._here: dict[str, dict[str, list[Rank]]] = {}  #: node -> job -> its ranks there
         for job in self._jobs.values():
             for rank in job.ranks:
                 self._here.setdefault(rank.node, {}).setdefault(job.name, []).append(rank)
         gpus = {name: node.status.gpus for name, node in world.nodes.items() if node.status}
         self._base: Base = base_of(world.ledger.record.known, world.ledger.record.fleet(now_unix_s, gpus))
+        self._parked = sum(spare.state == "parked" for spare in spares(world.nodes.values()))
         plans = world.ledger.plans
         self._acts = [
             self._act(state.started_unix_s, plans[plan].node, plans[plan].job)
@@ -139,7 +141,7 @@ class _Scene:
         job, ranks = self._ranks(name)
         device = next((f.device for f in findings if f.preempt_job), "")
         there = [rank for rank in ranks if device in {f"gpu:{gpu}" for gpu in rank.gpus}]
-        spares, targets = self._spares(node, ranks, there)
+        takers, targets = self._spares(node, ranks, there)
         recovery_h = policy.recovery_h or self._base.known.priors.recovery.hours
         own = self._act(self.now_unix_s, name, job.name if job else "")
         return Case(
@@ -150,8 +152,8 @@ class _Scene:
             spare=self.forecast(targets[0]) if targets else forecast(self._base),
             ranks=len(ranks),
             device_ranks=len(there),
-            spares=spares,
-            job_gpus=_gpus(job) if job else 0,
+            spares=takers,
+            job_gpus=self._gpus[job.name] if job else 0,
             pause_s=self._pause_s(job.name if job else ""),
             step_s=max((rank.step_s_median for rank in ranks), default=0.0),
             window_h=policy.window_h,
@@ -174,12 +176,17 @@ class _Scene:
 
     def _spares(self, node: Node, ranks: list[Rank], there: list[Rank]) -> tuple[int, list[str]]:
         """How many of the ranks spares would take (all, those of the device, none), and on which nodes."""
+        if self._is_quiet(node.name):  # nothing moves: which of them would do is not asked, spare by spare
+            return self._parked, []
         for moved in (ranks, there):
             if moved and node.status:
                 found, _ = choose(moved, node, self._nodes, self._world.policy)
                 if found:
                     return len(found), [spare.node for spare in found]
         return 0, []
+
+    def _is_quiet(self, name: str) -> bool:
+        return self.verdict(name) in ("healthy", "blind") and not self._world.sentinel.findings(name)
 
     def _pause_s(self, job: str) -> float:
         """From the newest plan for the job; before the first one the size of its state is not known."""

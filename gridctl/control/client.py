@@ -78,7 +78,7 @@ class Client:
         return self._ask("GET", f"/v1/view/{what}", list[kind])  # type: ignore[valid-type]
 
     def one(self, what: str, name: str, kind: type[T]) -> T:
-        """One run, plan or incident by its id."""
+        """One run, plan or incident by its id, or the risk of a node by its name."""
         return self._ask("GET", f"/v1/{what}/{_path(name)}", kind)
 
     def plan(self, request: Request) -> Plan:
