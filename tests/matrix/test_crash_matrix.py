@@ -12,7 +12,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "crash-matrix.md"
 EVERYWHERE = ("source", "target", *AGENTS, "controller")
 BACK = "controller, rolled back"
 COLUMNS = (*EVERYWHERE, BACK, "chair", "survivor")
-#: A rank that dies is a rank that is lost: here it is only shown that nobody waits for it for ever.
+#: A sample of what is no party of the move itself.
 ALSO = {
     ("COMMITTED-chair", BACK),
     ("PREPARED-source1", "chair"), ("COMMITTED-chair", "chair"), ("RUNNING-chair", "chair"),
@@ -50,11 +50,11 @@ How it ended:
 * **new**: the target has the rank, epoch 1. **old**: the source has it, epoch 0. **returned**: the source has
   it again, epoch 2.
 * **recovered**: the killed process held a rank whose state was not elsewhere yet (a source that had not
-  captured it all), or had just been given it (a target whose epoch was decided to run). The others stand in
-  the step that the death has spoilt; a second plan for the same node brings a fresh spare in, from the
-  parameters and the optimizer of a replica and the small state that the dead rank had sent to another one in
-  its last vote. Asserted as for the others: no step lost or done twice, bit-identical to the end.
-* **requeued**: the killed process was the chair, which alone may decide, or a survivor (a sample).
+  captured it all, a survivor), or had just been given it (a target whose epoch was decided to run). The
+  others stand in the step that the death has spoilt; a second plan for the node brings a fresh spare in, from
+  the parameters and the optimizer of a replica and the small state that the dead rank had sent to another one
+  in its last vote. Asserted as for the others: no step lost or done twice, bit-identical to the end.
+* **requeued**: the killed process was the chair, which alone may decide, or a survivor after the commit.
   Asserted then: every process ends by itself, the ranks' with a status other than 0, so that
   the scheduler requeues the job; the losses until then are those of the undisturbed run; the run ends.
 * The seconds run from the kill to the end of the controller's run; they contain the restart of what was

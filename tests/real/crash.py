@@ -88,8 +88,10 @@ def promised(point: Point, victim: str) -> tuple[str, ...]:
     next epoch. requeued: a process died without which the job cannot go on; all others end.
     """
     stage = point.stage
-    if victim in ("chair", "survivor"):
+    if victim == "chair":
         return ("requeued",)
+    if victim == "survivor":
+        return ("recovered",) if stage < DECIDED else ("requeued",)
     if victim == "source" and point.held == "target:1@PREPARED":
         return ("new",)  # the chair has the digest of all that was captured, the target has the state
     if victim == "source":
@@ -121,6 +123,7 @@ class Cell:
         self.spare = fleet.park(self.job)
         self.job.left = [self.spare]
         self.plan: Plan | None = None
+        self.dead = 2 if victim == "survivor" else 1  #: the rank without a process, if the others stand
         self.fresh: Holder | None = None  #: the spare of the second plan, if there was one
         self.second: Plan | None = None
         self.run_id = ""
@@ -311,10 +314,11 @@ class Cell:
         self.seen = wait_for("the job trains on, stands or has ended", look)
 
     def _stand(self) -> bool:
-        """Do all but rank 1 stand, and does the controller know?"""
-        state = {r.rank: r.state for r in self.fleet.ranks(self.job.name) if r.state != "lost"}
+        """Do all but the dead rank stand, and does the controller know?"""
+        state = {r.rank: r.state for r in self.fleet.ranks(self.job.name) if r.state not in model.GIVEN_UP}
+        state.pop(self.dead, None)
         jobs = [j.state for j in self.client.view("jobs", model.Job) if j.name == self.job.name]
-        return (state.get(0), state.get(2), jobs) == ("standing", "standing", ["standing"])
+        return (list(state.values()), jobs) == (["standing"] * 2, ["standing"])
 
     def _recover(self) -> None:
         """A second plan for the node: a fresh spare takes the dead rank over."""
@@ -329,8 +333,9 @@ class Cell:
             ]
 
         wait_for("the controller sees the fresh spare", known)
-        self.second = plan = self.client.plan(Request(node="n2", job=self.job.name, who="ann"))
-        gate = Gate(digest=plan.digest, who="ann", reason="a test", typed="n2")
+        node = f"n{self.dead + 1}"
+        self.second = plan = self.client.plan(Request(node=node, job=self.job.name, who="ann"))
+        gate = Gate(digest=plan.digest, who="ann", reason="a test", typed=node)
         self.run_id = self.client.apply(plan.id, gate).id
 
         def ended() -> OperatorRun | None:
@@ -345,7 +350,8 @@ class Cell:
         assert self.seen == "recovered", self.seen
 
     def _training(self) -> str:
-        found = [r for r in self.fleet.ranks(self.job.name) if r.rank == 1 and r.state == "training"]
+        dead = self.dead if self.fresh else 1
+        found = [r for r in self.fleet.ranks(self.job.name) if r.rank == dead and r.state == "training"]
         names = {(self.spare.session, 1): "new"}
         names |= {(self.job.ranks[1].session, 0): "old", (self.job.ranks[1].session, 2): "returned"}
         if self.fresh and self.second:
@@ -372,8 +378,7 @@ class Cell:
 
     def _records_of(self, plan: Plan | None) -> list[dict[str, Any]]:
         assert plan is not None
-        assert plan.chair.session == self.job.ranks[0].session
-        path = self.job.ranks[0].agent.home / "handovers" / f"{plan.handover}.jsonl"
+        path = self.fleet.agents[plan.chair.node].home / "handovers" / f"{plan.handover}.jsonl"
         lines = path.read_bytes().split(b"\0", 1)[0].splitlines() if path.exists() else []
         return [json.loads(line) for line in lines]
 
@@ -402,17 +407,17 @@ class Cell:
 
     def _finish(self) -> Any:
         """The job's end; whoever has no rank any more has ended with status 0, unless it was killed."""
-        source = self.job.ranks[1]
+        source, victim = self.job.ranks[1], self._process_killed()
         if self.seen == "new":
             self.job.ranks[1], self.job.left = self.spare, [source]
         if self.fresh:
-            self.job.ranks[1], self.job.left = self.fresh, [source, self.spare]
-        victim = self._party_process_killed(source)
+            self.job.left = [self.job.ranks[self.dead], self.spare]
+            self.job.ranks[self.dead] = self.fresh
         self.job.left = [h for h in self.job.left if h.process is not victim]
         return self.job.finish()
 
-    def _party_process_killed(self, source: Holder) -> Process | None:
-        return {"source": source.process, "target": self.spare.process}.get(self.victim)
+    def _process_killed(self) -> Process | None:
+        return self._party(PROCESSES[self.victim]).process if self.victim in PROCESSES else None
 
     # ------------------------------------------------------------------------------------- sockets
 
@@ -422,7 +427,7 @@ class Cell:
 
     def _check_sockets(self, before: "dict[int, Counter[str]]") -> None:
         """Of the hand-over and of the groups that went nothing is left."""
-        for rank in (0, 2):
+        for rank in (0, 1 if self.dead == 2 else 2):
             pid = self.job.ranks[rank].process.pid
 
             def clean(rank: int = rank, pid: int = pid) -> bool:
