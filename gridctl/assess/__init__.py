@@ -1,1 +1,1 @@
-"""What acting now costs against waiting, and which spare is best. Pure."""
+"""Costs, forecasts, risk, what ought to be done about a node, and which spare is best. Pure."""

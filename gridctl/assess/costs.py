@@ -25,10 +25,33 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     source: str
 
 
+class After(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much more often a node fails until so many hours after its repair."""
+
+    until_h: float
+    factor: float
+
+
 class Repeat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much more often a node fails that was repaired in the last seven days."""
 
     factor_7d: float
+    weight: float  #: shape of the gamma prior of each factor in `after`
+    source: str
+    after: list[After]  #: the same by age of the repair, the youngest first
+
+
+class Frailty(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How unlike the nodes of a fleet are: shape of a gamma distribution with mean 1."""
+
+    shape: float
+    source: str
+
+
+class SignalWeight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many observations of a site's own a delivered figure of a signal is worth."""
+
+    weight: float
     source: str
 
 
@@ -44,6 +67,8 @@ class Priors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     fault: Rate
     repeat: Repeat
+    frailty: Frailty
+    signal: SignalWeight
     recovery: Recovery
 
 
@@ -57,6 +82,11 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 1  #: nodes whose fault would stop the job: the suspects, not the whole job
     p_fault: float | None = None  #: probability of the fault within `defer_h`, where it is known
     p_fault_basis: str = ""  #: what `p_fault` rests on
+    p_fault_range: tuple[float, float] | None = None  #: its 90 % range
+    p_after: float = (
+        0.0  #: probability of a fault of the spare within `defer_h`: a move does not end all risk
+    )
+    p_after_basis: str = ""
     recovery_h: float | None = None
     repaired_days_ago: float | None = None
     usd_per_gpu_h: float | None = None
@@ -93,9 +123,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def priors() -> Priors:
     """The priors that are delivered with gridctl."""
-    content = pkgutil.get_data(__name__, "priors.toml")
-    assert content is not None, "priors.toml is a part of this package"
-    return msgspec.convert(tomllib.loads(content.decode()), Priors)
+    return msgspec.convert(tomllib.loads(packaged("priors.toml")), Priors)
+
+
+def packaged(name: str) -> str:
+    """A file that stands beside this one."""
+    content = pkgutil.get_data(__name__, name)
+    assert content is not None, f"{name} is a part of this package"
+    return content.decode()
 
 
 def base_rate(
@@ -118,11 +153,11 @@ def compare(situation: Situation, prior: Priors) -> Comparison:
     _check(situation)
     if situation.p_fault is not None:
         p_fault, basis = situation.p_fault, situation.p_fault_basis or "given"
-        range_of_p = [p_fault]
+        range_of_p = list(situation.p_fault_range or (p_fault,))
     else:
         p_fault, basis = _from_base(situation, prior, None), _base_text(situation, prior)
         range_of_p = [_from_base(situation, prior, rate) for rate in (prior.fault.low, prior.fault.high)]
-    now = _now(situation)
+    now = _now(situation, prior)
     deferred = _deferred(situation, prior, p_fault, basis)
     words = {_cheaper(now, _deferred(situation, prior, p, basis)) for p in range_of_p}
     cheaper = _cheaper(now, deferred)
@@ -148,8 +183,9 @@ def _check(situation: Situation) -> None:
     for value in (*numbers, *(v for v in optional if v is not None)):
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"a cost cannot be made of {value}: all numbers must be finite and not negative")
-    if situation.p_fault is not None and not 0 <= situation.p_fault <= 1:
-        raise ValueError(f"{situation.p_fault} is no probability")
+    for p in (situation.p_fault or 0.0, situation.p_after, *(situation.p_fault_range or ())):
+        if not 0 <= p <= 1:
+            raise ValueError(f"{p} is no probability")
 
 
 def _from_base(situation: Situation, prior: Priors, rate: float | None) -> float:
@@ -169,45 +205,60 @@ def _base_text(situation: Situation, prior: Priors) -> str:
     return text
 
 
-def _now(situation: Situation) -> Cost:
+def _now(situation: Situation, prior: Priors) -> Cost:
     pause_h = situation.pause_s / 3600
-    return _sum(
+    recovery_h, why = _recovery(situation, prior, situation.p_after_basis)
+    spare_fails = priced(
+        situation.usd_per_gpu_h,
+        "recovery if the spare fails",
+        situation.p_after * recovery_h * situation.job_gpus,
+        f"P(fault in {situation.defer_h:g} h) {situation.p_after:.2g} x {recovery_h:g} h"
+        f" x {situation.job_gpus} GPUs",
+        why,
+    )
+    return total(
         [
-            _part(
-                situation,
+            priced(
+                situation.usd_per_gpu_h,
                 "pause",
                 situation.job_gpus * pause_h,
                 f"{situation.job_gpus} GPUs x {situation.pause_s:g} s",
                 "estimate of the pause",
             ),
-            _part(
-                situation,
+            priced(
+                situation.usd_per_gpu_h,
                 "spare in use earlier",
                 situation.spare_gpus * situation.defer_h,
                 f"{situation.spare_gpus} GPUs x {situation.defer_h:g} h",
                 "given",
             ),
+            *([spare_fails] if situation.p_after else []),
         ]
     )
 
 
+def _recovery(situation: Situation, prior: Priors, basis: str) -> tuple[float, str]:
+    """Hours of a recovery, and what its cost rests on."""
+    if situation.recovery_h is not None:
+        return situation.recovery_h, basis
+    return prior.recovery.hours, f"{basis}; recovery: {BASE_RATE}, {prior.recovery.source}"
+
+
 def _deferred(situation: Situation, prior: Priors, p_fault: float, basis: str) -> Cost:
-    known = situation.recovery_h is not None
-    recovery_h = situation.recovery_h if situation.recovery_h is not None else prior.recovery.hours
-    why = basis if known else f"{basis}; recovery: {BASE_RATE}, {prior.recovery.source}"
+    recovery_h, why = _recovery(situation, prior, basis)
     pause_h = situation.pause_s / 3600
     chance = f"P(fault in {situation.defer_h:g} h) {p_fault:.2g}"
-    return _sum(
+    return total(
         [
-            _part(
-                situation,
+            priced(
+                situation.usd_per_gpu_h,
                 "recovery if it fails first",
                 p_fault * recovery_h * situation.job_gpus,
                 f"{chance} x {recovery_h:g} h x {situation.job_gpus} GPUs",
                 why,
             ),
-            _part(
-                situation,
+            priced(
+                situation.usd_per_gpu_h,
                 "the same pause later",
                 (1 - p_fault) * pause_h * situation.job_gpus,
                 f"{1 - p_fault:.2g} x {situation.job_gpus} GPUs x {situation.pause_s:g} s",
@@ -217,12 +268,14 @@ def _deferred(situation: Situation, prior: Priors, p_fault: float, basis: str) -
     )
 
 
-def _part(situation: Situation, name: str, gpu_h: float, how: str, basis: str) -> Part:
-    usd = None if situation.usd_per_gpu_h is None else gpu_h * situation.usd_per_gpu_h
+def priced(usd_per_gpu_h: float | None, name: str, gpu_h: float, how: str, basis: str) -> Part:
+    """A part, in money too where the price is known."""
+    usd = None if usd_per_gpu_h is None else gpu_h * usd_per_gpu_h
     return Part(name=name, gpu_h=gpu_h, usd=usd, how=how, basis=basis)
 
 
-def _sum(parts: list[Part]) -> Cost:
+def total(parts: list[Part]) -> Cost:
+    """The sum of all parts."""
     usd = [part.usd for part in parts if part.usd is not None]
     return Cost(
         gpu_h=math.fsum(part.gpu_h for part in parts),

@@ -17,6 +17,7 @@ from gridctl.cli import (
     journal,
     policy,
     replay,
+    risk,
     run,
     swap,
     trust,
@@ -69,6 +70,7 @@ def _tree() -> None:
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
     root.command()(diagnose.diagnose)
+    root.command()(risk.risk)
     root.command()(replay.replay)
     root.add_typer(policy.app, name="policy")
     root.command()(demo.demo)

@@ -1,6 +1,6 @@
 """`gridctl incidents` and `gridctl incident show`: what went wrong, what was decided, what was done."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,13 @@ TIMELINE = (
     Column("kind", lambda m: m.kind),
     Column("what", lambda m: m.what, wraps=True),
 )
+ALTERNATIVES = (
+    Column("action", lambda a: a["action"]),
+    Column("gpu_h", lambda a: a["cost"]["gpu_h"], lambda gpu_h: f"{gpu_h:.3g}"),
+    Column("usd", lambda a: a["cost"]["usd"], lambda usd: "" if usd is None else f"{usd:.2f}"),
+    Column("refused", lambda a: a.get("refused", "")),
+    Column("parts", lambda a: _parts(a["cost"]), wraps=True),
+)
 
 
 def incidents(
@@ -48,7 +55,7 @@ def incidents(
 
 
 def _page(incident: Incident) -> Page:
-    facts = [
+    facts: list[tuple[str, object]] = [
         ("incident", incident.id),
         ("state", incident.state),
         ("title", incident.title),
@@ -60,7 +67,34 @@ def _page(incident: Incident) -> Page:
         ("plans", " ".join(incident.plans)),
         ("runs", " ".join(incident.runs)),
     ]
-    return Page(data=full(incident), columns=TIMELINE, items=incident.timeline, facts=facts)
+    choice = incident.choice
+    if choice:
+        facts += choice_facts(choice, choice["p_24h"], choice["basis"])
+    below = [alternatives(choice.get("alternatives", []))]
+    return Page(data=full(incident), columns=TIMELINE, items=incident.timeline, facts=facts, below=below)
+
+
+def choice_facts(choice: dict[str, Any], p_24h: float, basis: str) -> list[tuple[str, object]]:
+    """What ought to be done, as facts of a page."""
+    wanted = choice["wanted"]
+    asked = "" if wanted == choice["action"] else f" (wanted: {wanted})"
+    armed = ", by itself" if choice["automatic"] else ""
+    close = "; a close call" if choice["uncertain"] else ""
+    return [
+        ("ought to be done", f"{choice['action']}{armed}{asked}"),
+        *(("" if place else "because", line) for place, line in enumerate(choice["why"])),
+        ("forecast", f"P(fault in 24 h) {p_24h:.2g}: {basis}"),
+        ("cheapest", f"{choice['cheapest']}{close}"),
+    ]
+
+
+def alternatives(items: list[dict[str, Any]]) -> Page:
+    """The alternatives of a choice with their costs."""
+    return Page(data=None, columns=ALTERNATIVES, items=items, title="Alternatives, expected within 24 h")
+
+
+def _parts(cost: dict[str, Any]) -> str:
+    return "; ".join(f"{part['name']} {part['gpu_h']:.3g} GPU-h ({part['how']})" for part in cost["parts"])
 
 
 @app.command()

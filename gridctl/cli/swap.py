@@ -49,8 +49,10 @@ def plan_page(plan: Plan) -> Page:
         ("basis", cost.basis),
         (
             "now or later",
-            f"{cost.now_gpu_h:.2g} GPU-h now, {cost.deferred_gpu_h:.2g} GPU-h if deferred by a day",
+            f"{cost.now_gpu_h:.2g} GPU-h now,"
+            f" {cost.deferred_gpu_h:.2g} GPU-h if deferred by {cost.defer_h:g} h",
         ),
+        ("forecast", f"P(fault in {cost.defer_h:g} h) {cost.p_fault:.2g}: {cost.p_fault_basis}"),
         *(("", line) for line in cost.comparison),
         ("bit-identical", "yes" if plan.bit_identical else "NO, see below"),
         ("expires", local(plan.expires_unix_s)),

@@ -74,11 +74,11 @@ class Client:
         return self._ask("GET", "/v1/health", dict[str, Any])
 
     def view(self, what: str, kind: type[T]) -> list[T]:
-        """nodes, jobs, spares, incidents, plans or runs, as the structs of `gridctl.model`."""
+        """nodes, jobs, spares, incidents, plans, runs or risk, as the structs of model and assess."""
         return self._ask("GET", f"/v1/view/{what}", list[kind])  # type: ignore[valid-type]
 
     def one(self, what: str, name: str, kind: type[T]) -> T:
-        """One run, plan or incident by its id."""
+        """One run, plan or incident by its id, or the risk of a node by its name."""
         return self._ask("GET", f"/v1/{what}/{_path(name)}", kind)
 
     def plan(self, request: Request) -> Plan:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gridagent.wire import FreezeRequest
+from gridctl.control.assessor import Assessor
 from gridctl.control.cordons import uncordon
 from gridctl.control.driver import Driver
 from gridctl.control.followers import Followers
@@ -60,6 +61,7 @@ class Controller:
         self.lease = FleetLease(self.agents, holder, lambda: self.urls, self._lease_lost)
         self.steps = StepLog()
         self.sentinel = Sentinel(self.ledger, self.steps, self._propose, detect_policy(self.policy))
+        self.assessor = Assessor(self)
         self._unplanned: dict[str, str] = {}  #: incident -> why there is no plan, as it was said last
         self.poll = Poll(self.agents)
         self.followers = Followers(self.agents, self.sentinel.feed)
@@ -158,6 +160,7 @@ class Controller:
     async def _let_time_pass(self) -> None:
         self.ledger.settle()
         self.sentinel.tick()
+        self.assessor.turn()
         for incident in self.ledger.incidents.forgotten(time.time(), self.ledger.plans):
             close_incident(self.ledger, incident.id, "no plan of it was applied, and all have expired")
 
@@ -418,9 +421,12 @@ class Controller:
         if open_plan and (open_plan.who != PROPOSER or not self.policy.auto):
             return True
         try:
-            wish = Request(node=decision.node, incident=incident.id, who=PROPOSER)
+            choice = self.assessor.weigh(self.ledger.incident(incident.id))
+            devices = [decision.device] if choice.action == "evacuate_device" else []
+            wish = Request(node=decision.node, devices=devices, incident=incident.id, who=PROPOSER)
             plan = open_plan or await self.plan(wish)
-            if self.policy.auto and not self.read_only:
+            # What brings a job that stands on again is a recovery: no cap holds it back.
+            if self.policy.auto and not self.read_only and (plan.standing or choice.automatic):
                 reason = decision.why[0] if decision.why else decision.kind
                 await self.apply(plan.id, Gate(digest=plan.digest, who="policy", reason=reason, yes=True))
         except Refused as error:

@@ -87,6 +87,8 @@ def _changes(incident: Incident, record: Record) -> dict[str, Any]:
         return {"findings": [*incident.findings, data]}
     if record.kind == "decision" and data.get("type") == "decision":
         return {"decision": data}
+    if record.kind == "decision" and data.get("type") == "choice":
+        return {"choice": data}
     if record.kind == "plan":
         return {"plans": [*incident.plans, data["plan"]["id"]], "job": incident.job or data["plan"]["job"]}
     if record.kind == "run" and data["run"] not in incident.runs:
@@ -101,6 +103,8 @@ def _told(record: Record) -> str:
             return f"incident {data['state']}: {data['title']}"
         case "finding":
             return _because(f"{data['type']} {data['kind']} on {data['device']}", data)
+        case "decision" if data["type"] == "choice":
+            return _because(f"{data['action']} is what ought to be done", data)
         case "decision":
             what = data.get("decision") or data["type"]
             return _because(f"{what} ({data['kind']})", data)

@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from gridagent.journal import Journal, JournalError, JournalFull, JournalLocked, Record, Tail, read, verify
+from gridctl.assess.rates import tables
+from gridctl.assess.record import FleetRecord
 from gridctl.control.incidents import Incidents
 from gridctl.errors import GridctlError, Refused
 from gridctl.home import Home
@@ -26,6 +28,7 @@ class Ledger:
         self.runs: dict[str, tuple[str, Progress]] = {}  #: run -> its plan's id, where it stands
         self.driven: set[str] = set()  #: runs that this process has in hand
         self.incidents = Incidents()
+        self.record = FleetRecord(tables())  #: faults, repairs and signals of each node
         self.freezes: dict[str, dict[str, Any]] = {}  #: scope -> the newest freeze or thaw of it
         self.owed: list[dict[str, Any]] = []  #: of freezes in force: what could not be written yet
         self.missed: dict[str, set[str]] = {}  #: scope -> nodes that this has not reached yet
@@ -160,6 +163,7 @@ class Ledger:
         if key := data.get("key"):
             self.said.add(tuple(key))
         self.incidents.take(record)
+        self.record.take(record.kind, data, record.t_unix_s)
 
     def _take_audit(self, audit: dict[str, Any]) -> None:
         if audit.get("what") in ("freeze", "thaw"):

@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from gridagent.wire import OpRequest, SessionReport
+from gridctl.control.assessor import Assessor
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
 from gridctl.errors import Refused
@@ -28,6 +29,7 @@ class World(Protocol):
     ledger: Ledger
     lease: FleetLease
     policy: Policy
+    assessor: Assessor
 
     async def survey(self, names: set[str]) -> Mapping[str, Node]:
         """All nodes; those that ever answered and `names` were asked just now."""
@@ -65,6 +67,7 @@ async def make_plan(world: World, request: Request) -> Plan:
         ids=(plan_id, handover, incident),
         now_unix_s=time.time(),
         rates=world.ledger.cut_rates(),
+        forecasts=world.assessor.forecasts({request.node, selection.moves[0].target.node}),
     )
     if opened:
         what = f"{', '.join(plan.devices)} of {plan.node}" if plan.devices else plan.node

@@ -90,6 +90,14 @@ class Sentinel:
         for output in self._watch.tick(self._now_unix_s()):
             self._said(output)
 
+    def verdict(self, node: str) -> str:
+        """What detection thinks of a node."""
+        return self._watch.verdict(node)
+
+    def findings(self, node: str) -> list[Finding]:
+        """What detection knows of a node at present."""
+        return self._watch.findings(node)
+
     async def close(self) -> None:
         for task in self._proposals:
             task.cancel()

@@ -52,7 +52,7 @@ class Service:
                 web.get("/v1/health", self._health),
                 web.get("/v1/view/{what}", self._view),
                 web.get("/v1/events", self._events),
-                web.get("/v1/{what:run|plan|incident}/{id}", self._one),
+                web.get("/v1/{what:run|plan|incident|risk}/{id}", self._one),
                 web.post("/v1/plan", self._plan),
                 web.post("/v1/apply", self._apply),
                 web.post("/v1/run/{id}/{verb:abort|rollback|resume}", self._steer),
@@ -95,6 +95,7 @@ class Service:
             "incidents": ledger.incidents.all,
             "plans": lambda: list(ledger.plans.values()),
             "runs": ledger.all_runs,
+            "risk": controller.assessor.all,
         }
         view = views.get(request.match_info["what"])
         if view is None:
@@ -107,6 +108,7 @@ class Service:
             "run": ledger.run,
             "plan": ledger.plan,
             "incident": ledger.incident,
+            "risk": self._controller.assessor.one,
         }
         return _json(find[request.match_info["what"]](request.match_info["id"]))
 

@@ -41,8 +41,11 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int
     usd: float | None = None  #: of the pause, all ranks waiting; None without a price
     basis: str = ""  #: what the estimate rests on
-    now_gpu_h: float = 0.0  #: acting now, against waiting a day: see `gridctl.assess.costs`
+    now_gpu_h: float = 0.0  #: acting now, against waiting `defer_h`: see `gridctl.assess.costs`
     deferred_gpu_h: float = 0.0
+    defer_h: float = 24.0
+    p_fault: float = 0.0  #: of the node that is left, within `defer_h`
+    p_fault_basis: str = ""
     comparison: list[str] = []  #: every part of both, one line each, with what it rests on
 
 

@@ -13,6 +13,29 @@ class XidOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     when: str | None = None
 
 
+class Caps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many hand-overs, by whomever, before gridctl starts no further one by itself.
+
+    The fleet's limit is a share of it, but never below `fleet_hour_min` (a share alone forbids everything in
+    a small fleet) and never above `fleet_hour_max` (nor bounds anything in a large one).
+    """
+
+    node_day: int = 1
+    rack_hour: int = 2
+    nvlink_domain_hour: int = 2
+    job_hour: int = 2
+    fleet_hour_share: float = 0.1
+    fleet_hour_min: int = 4
+    fleet_hour_max: int = 32
+
+    def __post_init__(self) -> None:
+        counts = (self.node_day, self.rack_hour, self.nvlink_domain_hour, self.job_hour, self.fleet_hour_min)
+        if min(counts) < 0 or not 0 <= self.fleet_hour_share <= 1:
+            raise ValueError("caps must be 0 or more, and fleet_hour_share from 0 to 1")
+        if self.fleet_hour_max < self.fleet_hour_min:
+            raise ValueError("caps: fleet_hour_max is below fleet_hour_min")
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rules for hand-overs. A misspelt name in the file is an error, not a silent default."""
 
@@ -26,3 +49,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     plan_expiry_s: float = 300.0
     clock_skew_max_s: float = 5.0
     xid: dict[int, XidOverride] = {}
+    window_h: float = 24.0  #: hours until what may wait is done: the alternative to acting now
+    recovery_h: float = 0.0  #: hours that a job needs after a crash; 0: the published median
+    caps: Caps = Caps()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.window_h <= 24 * 30 or not 0 <= self.recovery_h <= 24 * 30:
+            raise ValueError("window_h and recovery_h are hours, from 0 to 720")

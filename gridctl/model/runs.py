@@ -3,7 +3,8 @@
 Data of the journal's records, by kind (all carry `incident` where there is one):
 
     finding   a finding of `gridctl.detect`
-    decision  a decision of `gridctl.detect`, also a suppressed one
+    decision  a decision of `gridctl.detect`, also a suppressed one; type choice: a `Choice` of
+              `gridctl.assess` about the node of an incident, with "p_24h" and "basis"
     incident  {"incident", "state": open|closed, "kind", "node", "job", "title"}
     plan      {"incident", "plan": Plan}
     gate      {"incident", "plan": ID, "run", "digest", "who", "reason", "typed", "yes"}
@@ -77,6 +78,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     closed_unix_s: float = 0.0
     findings: list[dict[str, Any]] = []
     decision: dict[str, Any] = {}
+    choice: dict[str, Any] = {}  #: what ought to be done and what each alternative costs, as it was last
     plans: list[str] = []
     runs: list[str] = []
     timeline: list[Moment] = []

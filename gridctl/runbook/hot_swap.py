@@ -21,19 +21,16 @@ from gridagent.wire import (
     Specialise,
     plain,
 )
-from gridctl.assess.costs import Situation, compare, priors
-from gridctl.model.fleet import Job, Node, Spare
-from gridctl.model.plans import Call, Cost, Plan, Step
+from gridctl.assess.forecast import Forecast
+from gridctl.model.fleet import Node, Spare
+from gridctl.model.plans import Call, Plan, Step
 from gridctl.model.policy import Policy
 from gridctl.runbook import basis, preflight
 from gridctl.runbook.gates import seal
+from gridctl.runbook.price import LEAD_STEPS, WARMUP_STEPS, price
 from gridctl.runbook.references import launch_reference, result_reference
 from gridctl.runbook.selection import Selection, refuse_if_fatal, status_of
 
-LEAD_STEPS = 3
-#: The alternative that a plan is weighed against: waiting for tomorrow.
-DEFER_H = 24.0
-WARMUP_STEPS = 3
 #: An operation of a run that was turned back may still run on the node for so long.
 BUSY_S = 90.0
 #: The process is not there any more: then there is nothing to undo or to release.
@@ -55,6 +52,7 @@ def build(
     ids: tuple[str, str, str],
     now_unix_s: float,
     rates: Sequence[tuple[int, float]] = (),
+    forecasts: Mapping[str, Forecast] | None = None,
 ) -> Plan:
     """The sealed plan. `reports` and `launches` belong to the moves, in their order; `ids` are those of
     plan, hand-over and incident. Raises `Refused` where a session says that it cannot be moved."""
@@ -89,7 +87,7 @@ def build(
             members=selection.members,
             steps=_Steps(selection, reports, launches, nodes, policy, handover).all(),
             relied_on=relied_on,
-            cost=_cost(reports, job, policy, rates),
+            cost=price(selection, reports, policy, rates, forecasts or {}),
             bit_identical=not blockers,
             standing=selection.standing,
             blockers=blockers,
@@ -352,44 +350,6 @@ class _Steps:
     def _ttl_s(self) -> float:
         """What was prepared must outlive the join and the whole cut."""
         return max(120.0, self.join_s + self.cut_s + 60.0)
-
-
-def _cost(
-    reports: Sequence[SessionReport], job: Job, policy: Policy, rates: Sequence[tuple[int, float]]
-) -> Cost:
-    state_bytes = sum(sum(report.state_bytes.values()) for report in reports)
-    pause_s, why = preflight.pause_s(state_bytes, rates)
-    step_s = max((report.step_s_median for report in reports), default=0.0)
-    gpus = sum(len(rank.gpus) for rank in job.ranks)
-    usd = None
-    if policy.price_usd_per_gpu_h and gpus:
-        usd = pause_s / 3600 * gpus * policy.price_usd_per_gpu_h
-    weighed = compare(
-        Situation(
-            job_gpus=gpus or len(job.ranks),  # on CPU a rank counts as one device
-            spare_gpus=0,  # a parked spare costs the same whether it is used today or tomorrow
-            pause_s=pause_s,
-            defer_h=DEFER_H,
-            usd_per_gpu_h=policy.price_usd_per_gpu_h or None,
-        ),
-        priors(),
-    )
-    sides = (("now", weighed.now), (f"in {DEFER_H:g} h", weighed.deferred))
-    return Cost(
-        steps_lost=0,
-        pause_s=pause_s,
-        preparation_s=15.0 + (WARMUP_STEPS + LEAD_STEPS + policy.watch_steps) * step_s,
-        state_bytes=state_bytes,
-        usd=usd,
-        basis=why,
-        now_gpu_h=weighed.now.gpu_h,
-        deferred_gpu_h=weighed.deferred.gpu_h,
-        comparison=[
-            f"{when}: {part.name} {part.gpu_h:.3g} GPU-h ({part.how}; {part.basis})"
-            for when, cost in sides
-            for part in cost.parts
-        ],
-    )
 
 
 def _rank_of(deputy: Member, selection: Selection) -> int:

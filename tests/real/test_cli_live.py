@@ -29,7 +29,21 @@ def fleet() -> Iterator[SwapFleet]:
         yield made
 
 
-READING = ["fleet", "nodes", "nodes n1", "jobs", "spares", "incidents --all", "run list", "doctor", "version"]
+READING = [
+    *(
+        "fleet",
+        "nodes",
+        "nodes n1",
+        "jobs",
+        "spares",
+        "incidents --all",
+        "run list",
+        "risk",
+        "risk n1",
+        "risk --skill",
+    ),
+    *("doctor", "version"),
+]
 
 
 @pytest.mark.parametrize("command", READING)
@@ -67,6 +81,8 @@ def test_nodes_are_there_in_full(fleet: SwapFleet) -> None:
         ("swap apply p-zz --yes --reason x", Exit.NOT_FOUND),
         ("swap plan zz", Exit.NOT_FOUND),
         ("swap plan n1", Exit.REFUSED),
+        ("risk zz", Exit.NOT_FOUND),
+        ("risk n1 --skill", Exit.USAGE),
         ("freeze", Exit.REFUSED),
         ("freeze --reason x", Exit.REFUSED),
         ("freeze --yes", Exit.USAGE),

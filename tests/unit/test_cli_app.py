@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 #: From the issue that asked for them; a command that goes away must be missed.
 EXPECTED = """
 init, enroll, revoke, fleet, nodes, jobs, spares, swap plan, swap apply, run list, run show, run attach,
-run abort, run rollback, run resume, freeze, thaw, uncordon, incidents, incident show, journal verify,
+risk, run abort, run rollback, run resume, freeze, thaw, uncordon, incidents, incident show, journal verify,
 demo, watch, doctor, version, help exit-codes
 """
 
