@@ -8,6 +8,7 @@ import typer
 
 from gridctl.cli import (
     about,
+    collect,
     cordons,
     demo,
     diagnose,
@@ -15,6 +16,7 @@ from gridctl.cli import (
     freeze,
     incidents,
     journal,
+    record,
     replay,
     run,
     swap,
@@ -68,6 +70,8 @@ def _tree() -> None:
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
     root.command()(diagnose.diagnose)
+    root.command()(collect.collect)
+    root.command()(record.record)
     root.command()(replay.replay)
     root.command()(demo.demo)
     root.command()(watch.watch)

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from gridagent.wire import FreezeRequest
+from gridagent.wire import FreezeRequest, StreamRecord
 from gridctl.control.cordons import uncordon
 from gridctl.control.driver import Driver
+from gridctl.control.evidence import collect
 from gridctl.control.followers import Followers
 from gridctl.control.freezes import relay, relayed
 from gridctl.control.lease import FleetLease
@@ -23,10 +24,12 @@ from gridctl.control.poll import POLL_S, Poll
 from gridctl.control.sentinel import Sentinel, close_incident
 from gridctl.control.settings import load_fleet, load_policy
 from gridctl.control.steplog import StepLog
+from gridctl.control.taps import Taps
 from gridctl.control.trustee import Trustee
 from gridctl.control.turns import turn_for_ever
 from gridctl.errors import ConfigError, GridctlError, Refused
 from gridctl.home import Home
+from gridctl.model.evidence import Collected, Wanted
 from gridctl.model.findings import Decision
 from gridctl.model.fleet import Node
 from gridctl.model.plans import DryCall, Gate, Plan, Request
@@ -58,7 +61,8 @@ class Controller:
         self.steps = StepLog()
         self.sentinel = Sentinel(self.ledger, self.steps, self._propose)
         self.poll = Poll(self.agents)
-        self.followers = Followers(self.agents, self.sentinel.feed)
+        self.taps = Taps()
+        self.followers = Followers(self.agents, self._heard)
         self._files = _stamps(home)
         self._misread = ""  #: what is wrong with the files since they were read
         self._drivers: dict[str, Driver] = {}
@@ -139,6 +143,10 @@ class Controller:
         """
         self._reread_files()
         self.poll.keep(self.fleet.node)
+
+    def _heard(self, record: StreamRecord) -> None:
+        self.taps.feed(record)
+        self.sentinel.feed(record)
 
     async def _follow(self) -> None:
         self.refresh()
@@ -253,6 +261,11 @@ class Controller:
         self._refuse_unsound()
         async with self._applying:
             return await uncordon(self, node, gate)
+
+    async def collect(self, wanted: Wanted) -> Collected:
+        """Takes evidence of a node, or of an incident's. Raises `Refused`."""
+        self._may_act()
+        return await collect(self, wanted)
 
     async def freeze(self, scope: str, gate: Gate, *, frozen: bool) -> list[dict[str, str]]:
         """Relays a freeze or thaw to all agents; those that miss it get it when they answer again."""
