@@ -5,13 +5,14 @@ whose name holds one of `SECRET_NAMES` is replaced. It rather takes too much tha
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 SECRET_NAMES = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASS*", "*CRED*", "*AUTH*")
 GONE = "[redacted]"
 
+_BLOCK_CHARS = 1 << 16
 _WORD = "|".join(name.strip("*") for name in SECRET_NAMES)
 _VALUE = r"""\\?"[^"\n]*"?|'[^'\n]*'?|[^\s,;&"'\\]+"""
 _REST = r"[\w.-]{0,40}"
@@ -38,6 +39,19 @@ def is_secret(name: str) -> bool:
 def redacted_text(text: str) -> str:
     """The text without values of secrets, logins in URLs and private keys."""
     text = _PRIVATE.sub(rf"\1{GONE}", text)
+    return "".join(_of_lines(block) for block in _blocks(text))
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Whole lines, not too many: one search holds all other threads up until it ends."""
+    start = 0
+    while start < len(text):
+        end = text.rfind("\n", start, start + _BLOCK_CHARS) + 1 or start + _BLOCK_CHARS
+        yield text[start:end]
+        start = end
+
+
+def _of_lines(text: str) -> str:
     text = _SET.sub(rf"\1{GONE}", text)
     text = _OPTION.sub(rf"\1{GONE}", text)
     text = _BEARER.sub(rf"\1{GONE}", text)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gridagent.evidence import Order, Outcome, RankProcess, collect, tools
@@ -274,3 +274,11 @@ def test_what_is_no_secret_stays() -> None:
 @given(st.text(max_size=200), st.sampled_from(["KEY=", "token: ", "--my-secret ", "PASSWD=", "creds='"]))
 def test_no_surroundings_bring_a_secret_back(around: str, name: str) -> None:
     assert HIDDEN not in redacted_text(f"{around}\n{name}{HIDDEN}\n{around}")
+
+
+@given(st.integers(0, 200_000), st.integers(0, 200_000))
+@settings(max_examples=20)
+def test_a_long_text_is_searched_whole(before: int, after: int) -> None:
+    lines = "a line of a log\n"
+    text = f"{lines * (before // 16)}token={HIDDEN}\n{'x' * after}\n"
+    assert redacted_text(text) == text.replace(HIDDEN, GONE)

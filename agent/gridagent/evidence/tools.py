@@ -30,6 +30,7 @@ def run(command: Sequence[str], folder: str, bytes_max: int, seconds: float) -> 
     `folder` is where it runs; what it leaves there counts as its output, too.
     """
     end_s = time.monotonic() + seconds
+    before = _size(folder)
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TMPDIR": folder}
     with tempfile.TemporaryFile(dir=folder) as output:
         child = subprocess.Popen(
@@ -47,7 +48,7 @@ def run(command: Sequence[str], folder: str, bytes_max: int, seconds: float) -> 
             while child.poll() is None and not wrong:
                 if time.monotonic() >= end_s:
                     wrong = f"{command[0]} did not end within {seconds:.0f} s and was killed"
-                elif os.fstat(output.fileno()).st_size + _size(folder) > bytes_max:
+                elif os.fstat(output.fileno()).st_size + _size(folder) - before > bytes_max:
                     wrong = f"{command[0]} told more than {bytes_max} bytes and was killed"
                 else:
                     time.sleep(POLL_S)
