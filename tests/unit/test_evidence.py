@@ -105,8 +105,8 @@ def test_logs_spool_and_devices(tmp_path: Path, order: Callable[..., Order]) -> 
     outcome = gather(asked)
     found = unpacked(asked, outcome)
     assert b"Xid 79" in found["kernel.log"]
-    assert found["logs/var_log_fm.log"].endswith(b"last line\n")
-    assert "No such file" in notes(outcome)["logs/var_log_none.log"]
+    assert found["logs/0-var_log_fm.log"].endswith(b"last line\n")
+    assert "No such file" in notes(outcome)["logs/1-var_log_none.log"]
     assert len(found["spool.jsonl"].splitlines()) == 3
     assert all(json.loads(line) for line in found["spool.jsonl"].splitlines())
     device = json.loads(found["devices.json"])["gpu:0"]
@@ -146,9 +146,19 @@ def test_a_rank_has_its_stacks_and_its_flight_recorder(tmp_path: Path, order: Ca
     assert "wchan" in stack
     assert "py-spy is not installed" in told[f"stacks/j-3-{process.pid}.txt"]
     assert "No such" in told[f"stacks/j-4-{gone.pid}.txt"]
-    assert found["flight-recorder/j-3-torch_fr_dump_temp_file"] == dump.read_bytes()
-    assert "flight-recorder/j-3-torch_nccl_debug_info_temp_file" not in found, "links are not followed"
+    assert found[f"flight-recorder/j-3-{process.pid}-torch_fr_dump_temp_file"] == dump.read_bytes()
+    assert f"flight-recorder/j-3-{process.pid}-torch_nccl_debug_info_temp_file" not in found, (
+        "links are not followed"
+    )
     assert HIDDEN.encode() not in b"".join(found.values())
+
+
+def test_a_jobs_name_leads_nowhere_in_the_archive(order: Callable[..., Order]) -> None:
+    rank = RankProcess(job="../../etc/x\n", rank=0, pid=os.getpid(), state="training")
+    over = RankProcess(job="j", rank=1, pid=os.getpid(), state="finished")
+    asked = order(ranks=[rank, over])
+    stacks = [name for name in unpacked(asked, gather(asked)) if name.startswith("stacks/")]
+    assert stacks == [f"stacks/.._.._etc_x_-0-{os.getpid()}.txt"]
 
 
 def test_py_spy_is_asked_without_stopping_the_process(tmp_path: Path, order: Callable[..., Order]) -> None:

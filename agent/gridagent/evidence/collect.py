@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -115,22 +116,29 @@ def _items(order: Order, work: str) -> Iterator[Item]:
     yield _json("status.json", order.status)
     yield _json("ranks.json", [_rank(rank) for rank in order.ranks])
     for rank in order.ranks:
-        name = f"stacks/{rank.job}-{rank.rank}-{rank.pid}.txt"
+        if rank.state == "finished":
+            continue  # its number may be another process's by now
+        name = f"stacks/{_plain(rank.job)}-{rank.rank}-{rank.pid}.txt"
         yield Item(name, SMALL_BYTES, 2 * stacks.PY_SPY_S, partial(stacks.of_process, rank.pid, work))
     root = Path(order.sysroot)
     yield Item("kernel.log", LOG_BYTES, FILE_S, partial(files.kernel_log, root))
     for rank in order.ranks:
         for variable, path in files.flight_recorder(rank):
-            name = f"flight-recorder/{rank.job}-{rank.rank}-{variable.lower()}"
+            name = f"flight-recorder/{_plain(rank.job)}-{rank.rank}-{rank.pid}-{variable.lower()}"
             yield Item(name, LARGE_BYTES, FILE_S, partial(files.dump, path))
-    for log in order.logs:
-        name = f"logs/{log.strip('/').replace('/', '_')}"
+    for number, log in enumerate(dict.fromkeys(order.logs)):
+        name = f"logs/{number}-{_plain(log.strip('/'))}"
         yield Item(name, LOG_BYTES, FILE_S, partial(files.tail, root / log.lstrip("/")))
     spool = files.Spool(order)
     yield Item("spool.jsonl", LARGE_BYTES, 2 * FILE_S, spool.last_hour)
     yield Item("devices.json", SMALL_BYTES, FILE_S, spool.newest_samples)
     yield Item("bmc-events.txt", SMALL_BYTES, BMC_S, partial(_program, work, "ipmitool", ("sel", "elist")))
     yield Item("nvidia-bug-report.log", LARGE_BYTES, BUG_REPORT_S, partial(_bug_report, work))
+
+
+def _plain(text: str) -> str:
+    """A name out of a job's or a file's: it may not lead anywhere when the archive is unpacked."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text)[:100]
 
 
 def _json(name: str, value: object) -> Item:
