@@ -173,7 +173,7 @@ def test_py_spy_is_asked_without_stopping_the_process(tmp_path: Path, order: Cal
 
 def test_programs_of_the_node(tmp_path: Path, order: Callable[..., Order]) -> None:
     program(tmp_path, "ipmitool", f'echo "1 | PSU lost | $1 $2"; echo "password: {HIDDEN}"')
-    report = f'printf "report\\nAWS_SECRET={HIDDEN}\\n" | gzip > "$2.gz"'
+    report = f'printf "report\\nAWS_SECRET={HIDDEN}\\n" | gzip > "$3.gz"'
     program(tmp_path, "nvidia-bug-report.sh", report)
     asked = order()
     found = unpacked(asked, gather(asked))
@@ -187,7 +187,7 @@ def test_a_program_that_hangs_or_floods_is_killed_and_named(
     monkeypatch.setattr(collect, "BMC_S", 0.3)
     monkeypatch.setattr(collect, "LARGE_BYTES", 100_000)
     program(tmp_path, "ipmitool", "echo begun; sleep 1000 & sleep 1000")
-    program(tmp_path, "nvidia-bug-report.sh", "exec yes > $2")
+    program(tmp_path, "nvidia-bug-report.sh", "exec yes > $3")
     asked = order()
     outcome = gather(asked)
     found, told = unpacked(asked, outcome), notes(outcome)
@@ -235,7 +235,7 @@ def test_a_folder_that_is_none_is_a_clear_refusal(tmp_path: Path, order: Callabl
 def test_a_torn_bug_report_is_kept_as_far_as_it_goes(tmp_path: Path, order: Callable[..., Order]) -> None:
     whole = gzip.compress(os.urandom(50_000).hex().encode())
     (tmp_path / "torn.gz").write_bytes(whole[:-2000])
-    program(tmp_path, "nvidia-bug-report.sh", f'cp {tmp_path}/torn.gz "$2.gz"')
+    program(tmp_path, "nvidia-bug-report.sh", f'cp {tmp_path}/torn.gz "$3.gz"')
     asked = order()
     outcome = gather(asked)
     assert notes(outcome)["nvidia-bug-report.log"] == "torn"

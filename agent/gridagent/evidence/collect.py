@@ -162,7 +162,7 @@ def _bug_report(work: str, bytes_max: int, seconds: float) -> Found:
     """NVIDIA's own report, unpacked to take secrets out."""
     with tempfile.TemporaryDirectory(dir=work, ignore_cleanup_errors=True) as folder:
         target = Path(folder) / "nvidia-bug-report.log"
-        options = ("--output-file", str(target))
+        options = ("--safe-mode", "--output-file", str(target))  # else it may hang beside a GPU that does
         said, wrong = _program(folder, "nvidia-bug-report.sh", options, bytes_max, seconds)
         for path in (target.with_name(f"{target.name}.gz"), target):
             if path.is_file():
