@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 
-from gridagent.wire import FreezeRequest, StreamRecord
+from gridagent.wire import FreezeRequest
 from gridctl.control.cordons import uncordon
 from gridctl.control.driver import Driver
-from gridctl.control.evidence import collect
 from gridctl.control.followers import Followers
 from gridctl.control.freezes import relay, relayed
 from gridctl.control.lease import FleetLease
@@ -29,7 +28,6 @@ from gridctl.control.trustee import Trustee
 from gridctl.control.turns import turn_for_ever
 from gridctl.errors import ConfigError, GridctlError, Refused
 from gridctl.home import Home
-from gridctl.model.evidence import Collected, Wanted
 from gridctl.model.findings import Decision
 from gridctl.model.fleet import Node
 from gridctl.model.plans import DryCall, Gate, Plan, Request
@@ -61,8 +59,8 @@ class Controller:
         self.steps = StepLog()
         self.sentinel = Sentinel(self.ledger, self.steps, self._propose)
         self.poll = Poll(self.agents)
-        self.taps = Taps()
-        self.followers = Followers(self.agents, self._heard)
+        self.taps = Taps(self.sentinel.feed)
+        self.followers = Followers(self.agents, self.taps.feed)
         self._files = _stamps(home)
         self._misread = ""  #: what is wrong with the files since they were read
         self._drivers: dict[str, Driver] = {}
@@ -143,10 +141,6 @@ class Controller:
         """
         self._reread_files()
         self.poll.keep(self.fleet.node)
-
-    def _heard(self, record: StreamRecord) -> None:
-        self.taps.feed(record)
-        self.sentinel.feed(record)
 
     async def _follow(self) -> None:
         self.refresh()
@@ -261,11 +255,6 @@ class Controller:
         self._refuse_unsound()
         async with self._applying:
             return await uncordon(self, node, gate)
-
-    async def collect(self, wanted: Wanted) -> Collected:
-        """Takes evidence of a node, or of an incident's. Raises `Refused`."""
-        self._may_act()
-        return await collect(self, wanted)
 
     async def freeze(self, scope: str, gate: Gate, *, frozen: bool) -> list[dict[str, str]]:
         """Relays a freeze or thaw to all agents; those that miss it get it when they answer again."""

@@ -28,6 +28,11 @@ class World(Protocol):
     ledger: Ledger
 
     @property
+    def read_only(self) -> str:
+        """Why nothing may be changed, else empty."""
+        ...
+
+    @property
     def urls(self) -> Mapping[str, str]:
         """Where each node of the fleet serves."""
         ...
@@ -42,6 +47,8 @@ async def collect(world: World, wanted: Wanted) -> Collected:
 
     A node that does not answer is named, and not asked again later.
     """
+    if why := world.read_only:
+        raise Refused("read-only", f"this controller collects nothing: {why}")
     incident = world.ledger.incidents.get(wanted.target)
     node = incident.node if incident else wanted.target
     if node not in world.urls:

@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler
 from gridctl import __version__
 from gridctl.control import taps
 from gridctl.control.controller import Controller
+from gridctl.control.evidence import collect
 from gridctl.errors import ConfigError, GridctlError, Refused
 from gridctl.model.evidence import Wanted
 from gridctl.model.fleet import jobs, spares
@@ -142,7 +143,7 @@ class Service:
                 await response.write(b"".join(msgspec.json.encode(r) + b"\n" for r in found) or b"\n")
 
     async def _evidence(self, request: web.Request) -> web.StreamResponse:
-        return _json(await _to_the_end(self._controller.collect(await _body(request, Wanted))))
+        return _json(await _to_the_end(collect(self._controller, await _body(request, Wanted))))
 
     async def _plan(self, request: web.Request) -> web.StreamResponse:
         return _json(await self._controller.plan(await _body(request, Request)))

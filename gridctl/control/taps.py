@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -89,14 +89,17 @@ def beginning(
 
 
 class Taps:
-    """All readers."""
+    """All readers. What they get goes on to `onward`, the watchdog, which may raise `Refused`."""
 
-    def __init__(self) -> None:
+    def __init__(self, onward: Callable[[StreamRecord], None]) -> None:
+        self._onward = onward
         self._taps: set[Tap] = set()
 
     def feed(self, record: StreamRecord) -> None:
+        """Takes one record."""
         for tap in self._taps:
             tap.feed(record)
+        self._onward(record)
 
     @contextlib.contextmanager
     def open(self, nodes: frozenset[str], before: Mapping[str, int]) -> Iterator[Tap]:

@@ -122,9 +122,10 @@ def test_lines_are_the_same_however_they_are_cut(data: bytes, cuts: list[int]) -
     assert found == data.split(b"\n")[:-1]
 
 
-def test_a_tap_has_its_nodes_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tap_has_its_nodes_from_now_on() -> None:
     async def main() -> None:
-        all_taps = Taps()
+        onward: list[int] = []
+        all_taps = Taps(lambda record: onward.append(record.seq))
         with all_taps.open(frozenset({"n1"}), {"n1": 5}) as tap:
             for number in (5, 6):
                 all_taps.feed(record(1.0, seq=number))
@@ -133,6 +134,7 @@ def test_a_tap_has_its_nodes_from_now_on(monkeypatch: pytest.MonkeyPatch) -> Non
             assert await tap.batch(0.01) == []
         all_taps.feed(record(1.0, seq=7))
         assert await tap.batch(0.01) == []
+        assert onward == [5, 6, 9, 7]
 
     asyncio.run(main())
 
