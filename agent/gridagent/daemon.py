@@ -19,6 +19,7 @@ from gridagent.lease import Lease
 from gridagent.meet import meet_there
 from gridagent.ops import Effect
 from gridagent.ops.desk import Desk
+from gridagent.ops.evidence import CollectEvidence
 from gridagent.ops.freeze import Freezes
 from gridagent.ops.handover import RELAYED, Handovers, Relay, SpecialiseSpare
 from gridagent.ops.log import OpLog
@@ -61,6 +62,7 @@ class Daemon:
         self.log = OpLog(home.ops)
         self.handovers = Handovers(self.log, config.node)
         self._park = SparePark(home, self.sessions)
+        self.evidence = CollectEvidence(home, config, self.launches, self.status)
         self._allow_damage = allow_damage
         self.desk = Desk(
             self.log, self.lease, self.freezes, self.spool, self._effects(), allow_damage=allow_damage
@@ -80,6 +82,7 @@ class Daemon:
             "node.cordon": Cordon(self._cordons),
             "node.uncordon": Uncordon(self._cordons),
             "spare.park": self._park,
+            "evidence.collect": self.evidence,
         }
 
     def status(self) -> NodeStatus:

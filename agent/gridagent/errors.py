@@ -17,6 +17,7 @@ HTTP_STATUS = {
     "quarantined": 409,
     "frozen": 423,
     "disk-full": 507,
+    "read-only": 507,
     "journal": 500,
     "internal": 500,
 }

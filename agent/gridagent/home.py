@@ -60,6 +60,7 @@ class Home:
         self.freeze_file = self.root / "freeze.json"
         self.node_file = self.root / "node.json"
         self.cursors = self.root / "cursors"
+        self.evidence = self.root / "evidence"
         self.replay_go = self.root / "replay.go"
         self._lock_fd = -1
 

@@ -16,6 +16,7 @@ import msgspec
 from gridagent.errors import AgentError
 from gridagent.home import AgentConfig, Home
 from gridagent.identity import write_file
+from gridagent.redact import is_secret
 from gridagent.wire import LaunchSpec
 
 ENV_ALLOW = (
@@ -34,18 +35,12 @@ ENV_ALLOW = (
     "PYTHON*",
     "HF_*",
 )
-ENV_NEVER = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASS*", "*CRED*", "*AUTH*")
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class LaunchError(AgentError):
     """A process cannot be registered or started."""
-
-
-def is_secret(name: str) -> bool:
-    """Whether an environment name looks like a secret's."""
-    return any(fnmatchcase(name.upper(), pattern) for pattern in ENV_NEVER)
 
 
 def kept_environment(environ: Mapping[str, str], also: list[str]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from gridagent.home import Home
 from gridagent.launch import LaunchError, Launches
 from gridagent.lease import Lease
 from gridagent.ops.desk import Desk
+from gridagent.ops.evidence import CollectEvidence
 from gridagent.ops.freeze import Freezes
 from gridagent.ops.handover import Handovers, jobs_of, meet_here
 from gridagent.ops.log import OpLog
@@ -57,6 +58,7 @@ class Node(Protocol):
     handovers: Handovers
     log: OpLog
     desk: Desk
+    evidence: CollectEvidence
 
     def status(self) -> NodeStatus:
         """GET /v1/status"""
@@ -85,6 +87,7 @@ class Service:
                 web.post("/v1/freeze", self._for(OPERATOR, self._freeze)),
                 web.post("/v1/ops", self._for(OPERATOR, self._submit)),
                 web.get("/v1/ops/{id}", self._for(OPERATOR, self._op)),
+                web.get("/v1/evidence/{id}", self._for(OPERATOR, self._evidence)),
                 web.post("/v1/meet", self._for(NODE, self._meet)),
                 web.put("/v1/crl", self._for(OPERATOR, self._crl)),
                 web.get("/metrics", self._for(ANY, self._metrics)),
@@ -169,6 +172,10 @@ class Service:
         wait_s = _number(request, "wait_s", 0.0)
         op = request.match_info["id"]
         return _json(await self._node.desk.wait(op, min(max(wait_s, 0.0), WAIT_S_MAX)))
+
+    async def _evidence(self, request: web.Request, peer: identity.Peer) -> web.StreamResponse:
+        part = self._node.evidence.part(request.match_info["id"], _number(request, "offset", 0))
+        return web.Response(body=part, content_type="application/octet-stream")
 
     async def _meet(self, request: web.Request, peer: identity.Peer) -> web.StreamResponse:
         call = await _body(request, MeetCall)

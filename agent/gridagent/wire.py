@@ -421,7 +421,8 @@ class OpRequest(Message):
 
     kinds: handover.specialise|open|join|cut|abort|release|retire (args: the struct above, plus `session`),
     node.cordon {reason, owner="gridctl", quarantine}, node.uncordon {owner="gridctl"}, run.end {} (the run
-    lets go of the node), spare.park {count, gpus}, job.describe {session}.
+    lets go of the node), spare.park {count, gpus}, job.describe {session}, evidence.collect {incident}
+    -> `Evidence`.
     """
 
     id: str
@@ -433,6 +434,25 @@ class OpRequest(Message):
     job: str = ""
     args: dict[str, Any] = {}
     deadline_s: float = 60.0
+
+
+class EvidenceItem(Message):
+    """One file of an archive of evidence, or what could not be had: then without a digest."""
+
+    name: str
+    bytes: int = 0
+    sha256: str = ""
+    note: str = ""  #: what is missing or was cut, and why
+
+
+class Evidence(Message):
+    """An archive (tar.gz) in the agent's home; GET /v1/evidence/ID gives its bytes, a part at a time."""
+
+    id: str
+    bytes: int
+    sha256: str
+    t_unix_s: float  #: when the collection began
+    items: list[EvidenceItem] = []
 
 
 class Refusal(Message):

@@ -8,6 +8,7 @@ import typer
 
 from gridctl.cli import (
     about,
+    collect,
     cordons,
     demo,
     diagnose,
@@ -16,6 +17,7 @@ from gridctl.cli import (
     incidents,
     journal,
     policy,
+    record,
     replay,
     risk,
     run,
@@ -71,6 +73,8 @@ def _tree() -> None:
     root.add_typer(journal.app, name="journal")
     root.command()(diagnose.diagnose)
     root.command()(risk.risk)
+    root.command()(collect.collect)
+    root.command()(record.record)
     root.command()(replay.replay)
     root.add_typer(policy.app, name="policy")
     root.command()(demo.demo)

@@ -36,6 +36,11 @@ runs = _names("runs", "id")
 incidents = _names("incidents", "id")
 
 
+def nodes_or_incidents(incomplete: str) -> list[str]:
+    """What evidence can be taken of."""
+    return [*nodes(incomplete), *incidents(incomplete)]
+
+
 def _known(home: Home, view: str, member: str) -> list[str]:
     cache = home.state / f"completion-{view}.json"
     age_s = _age_s(cache)

@@ -54,6 +54,22 @@ def incidents(
     )
 
 
+def _evidence(incident: Incident) -> str:
+    """When evidence was taken and where it lies; if none was, what an action that is due would destroy."""
+    from gridctl.runbook.evidence import missing
+
+    told = [
+        f"{found['node']}, taken {local(found['taken_unix_s'])} by {found['who']}: {found['file']}"
+        for found in incident.evidence
+        if found["state"] == "collected"
+    ]
+    if told:
+        return "; ".join(told)
+    actions = [str(found.get("action")) for found in (incident.decision, *incident.findings)]
+    lacking = next((problem.text for action in actions if (problem := missing(incident, action))), "")
+    return lacking or f"none was taken: gridctl collect {incident.id}"
+
+
 def _page(incident: Incident) -> Page:
     facts: list[tuple[str, object]] = [
         ("incident", incident.id),
@@ -66,6 +82,7 @@ def _page(incident: Incident) -> Page:
         ("closed", local(incident.closed_unix_s) if incident.closed_unix_s else ""),
         ("plans", " ".join(incident.plans)),
         ("runs", " ".join(incident.runs)),
+        ("evidence", _evidence(incident)),
     ]
     choice = incident.choice
     if choice:

@@ -1,7 +1,7 @@
 """What the faces talk to the controller with: synchronous, over its Unix socket."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -10,9 +10,11 @@ from gridagent.journal import Record
 from gridagent.wire import Blocker
 from gridctl.errors import ConfigError, GridctlError, Hangs, Refused, Unanswered
 from gridctl.home import Home
+from gridctl.model.evidence import Collected, Wanted
 from gridctl.model.fleet import Node
 from gridctl.model.plans import DryCall, Gate, Plan, Request
 from gridctl.model.runs import Run
+from gridctl.ports.lines import Lines
 
 if TYPE_CHECKING:
     import httpx
@@ -26,6 +28,10 @@ READ_S = 15.0
 FREEZE_S = 30.0
 #: A plan asks sessions, which answer at their next step boundary.
 PLAN_S = 120.0
+#: A node may take five minutes to collect; then its archive is fetched.
+EVIDENCE_S = 1200.0
+#: A line a second is promised.
+RECORDS_S = 15.0
 NAME_CHARS_MAX = 256
 
 
@@ -111,6 +117,14 @@ class Client:
     def thaw(self, scope: str, gate: Gate) -> list[dict[str, str]]:
         return self._ask("POST", "/v1/thaw", list[dict[str, str]], {"scope": scope, "gate": gate}, FREEZE_S)
 
+    def collect(self, wanted: Wanted) -> Collected:
+        """Takes evidence of a node, or of an incident's node."""
+        return self._ask("POST", "/v1/evidence", Collected, wanted, EVIDENCE_S)
+
+    def records(self, nodes: Sequence[str]) -> Iterator[bytes]:
+        """Lines of GET /v1/records: a `Beginning`, then records, and an empty one every second."""
+        yield from self._lines("/v1/records", {"node": list(nodes)}, RECORDS_S)
+
     def uncordon(self, node: str, gate: Gate) -> Node:
         """Opens a repaired node for new work; returns it as it is then."""
         return self._ask("POST", f"/v1/node/{_path(node)}/uncordon", Node, gate, PLAN_S)
@@ -121,15 +135,22 @@ class Client:
 
     def events(self, after: int = 0) -> Iterator[Record]:
         """Journal records above `after`, then new ones as they come, until the controller ends."""
+        for line in self._lines("/v1/events", {"after": after}, None):
+            yield msgspec.json.decode(line, type=Record)
+
+    def _lines(self, path: str, params: dict[str, Any], read_s: float | None) -> Iterator[bytes]:
+        """What an endpoint that never ends says; after `read_s` without a byte the controller hangs."""
         import httpx
 
+        timeout = httpx.Timeout(read_s, connect=CONNECT_S)
         try:
-            with self._http.stream("GET", "/v1/events", params={"after": after}, timeout=None) as response:
+            with self._http.stream("GET", path, params=params, timeout=timeout) as response:
                 if response.status_code >= 400:
                     response.read()
                     raise _refusal(response)
-                for line in response.iter_lines():
-                    yield msgspec.json.decode(line, type=Record)
+                lines = Lines()
+                for chunk in response.iter_bytes():
+                    yield from lines.feed(chunk)
         except httpx.HTTPError as error:
             raise self._unanswered(error) from None
 

@@ -24,6 +24,7 @@ from gridctl.control.poll import POLL_S, Poll
 from gridctl.control.sentinel import Sentinel, close_incident
 from gridctl.control.settings import detect_policy, load_fleet, load_policy
 from gridctl.control.steplog import StepLog
+from gridctl.control.taps import Taps
 from gridctl.control.trustee import Trustee
 from gridctl.control.turns import turn_for_ever
 from gridctl.errors import ConfigError, GridctlError, Refused
@@ -64,7 +65,8 @@ class Controller:
         self.assessor = Assessor(self)
         self._unplanned: dict[str, str] = {}  #: incident -> why there is no plan, as it was said last
         self.poll = Poll(self.agents)
-        self.followers = Followers(self.agents, self.sentinel.feed)
+        self.taps = Taps(self.sentinel.feed)
+        self.followers = Followers(self.agents, self.taps.feed)
         self._files = _stamps(home)
         self._misread = ""  #: what is wrong with the files since they were read
         self._drivers: dict[str, Driver] = {}

@@ -91,6 +91,9 @@ def _changes(incident: Incident, record: Record) -> dict[str, Any]:
         return {"choice": data}
     if record.kind == "plan":
         return {"plans": [*incident.plans, data["plan"]["id"]], "job": incident.job or data["plan"]["job"]}
+    if record.kind == "audit" and data.get("what") == "evidence":
+        others = [found for found in incident.evidence if found["id"] != data["id"]]
+        return {"evidence": [*others, {**data, "t_unix_s": record.t_unix_s}]}
     if record.kind == "run" and data["run"] not in incident.runs:
         return {"runs": [*incident.runs, data["run"]]}
     return {}

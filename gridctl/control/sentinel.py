@@ -32,6 +32,20 @@ def steady_clock() -> Callable[[], float]:
     return lambda: offset_s + time.monotonic()
 
 
+def watched(node: Node) -> WatchedNode:
+    """A node as detection knows it; of one that never answered, no more than its rack."""
+    if (status := node.status) is None:
+        return WatchedNode(name=node.name, rack=node.rack)
+    return WatchedNode(
+        name=node.name,
+        rack=status.rack,
+        nvlink_domain=status.nvlink_domain,
+        cooling_zone=status.cooling_zone,
+        gpus=status.gpus,
+        spare=not any(rank.state == "training" for rank in status.ranks),
+    )
+
+
 class Sentinel:
     """Turns stream records into journal records. `propose` is called for a decision to swap."""
 
@@ -57,17 +71,8 @@ class Sentinel:
         for found in self._standing.look(jobs(nodes), self._now_unix_s()):
             self._said(found)
         for node in nodes:
-            if status := node.status:
-                self._watch.update(
-                    WatchedNode(
-                        name=node.name,
-                        rack=status.rack,
-                        nvlink_domain=status.nvlink_domain,
-                        cooling_zone=status.cooling_zone,
-                        gpus=status.gpus,
-                        spare=not any(rank.state == "training" for rank in status.ranks),
-                    )
-                )
+            if node.status:
+                self._watch.update(watched(node))
 
     def follow(self, policy: DetectPolicy) -> None:
         """Judges by another policy from now on; what was found stays."""

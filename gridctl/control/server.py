@@ -12,12 +12,18 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gridctl import __version__
+from gridctl.control import taps
 from gridctl.control.controller import Controller
+from gridctl.control.evidence import collect
 from gridctl.errors import ConfigError, GridctlError, Refused
+from gridctl.model.evidence import Wanted
 from gridctl.model.fleet import jobs, spares
 from gridctl.model.plans import Gate, Request
 
 T = TypeVar("T")
+
+#: A reader of records hears something that often.
+RECORDS_S = 1.0
 
 log = logging.getLogger("gridctl.control")
 
@@ -53,6 +59,8 @@ class Service:
                 web.get("/v1/view/{what}", self._view),
                 web.get("/v1/events", self._events),
                 web.get("/v1/{what:run|plan|incident|risk}/{id}", self._one),
+                web.get("/v1/records", self._records),
+                web.post("/v1/evidence", self._evidence),
                 web.post("/v1/plan", self._plan),
                 web.post("/v1/apply", self._apply),
                 web.post("/v1/run/{id}/{verb:abort|rollback|resume}", self._steer),
@@ -122,6 +130,22 @@ class Service:
         async for record in self._controller.ledger.events(after):
             await response.write(msgspec.json.encode(record) + b"\n")
         return response
+
+    async def _records(self, request: web.Request) -> web.StreamResponse:
+        """For a recording: its beginning, then records as they come, and an empty line a second."""
+        controller = self._controller
+        names = frozenset(request.query.getall("node", []))
+        beginning, before = taps.beginning(controller.nodes, names, time.time())
+        response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+        with controller.taps.open(names, before) as tap:
+            await response.prepare(request)
+            await response.write(msgspec.json.encode(beginning) + b"\n")
+            while True:
+                found = await tap.batch(RECORDS_S)
+                await response.write(b"".join(msgspec.json.encode(r) + b"\n" for r in found) or b"\n")
+
+    async def _evidence(self, request: web.Request) -> web.StreamResponse:
+        return _json(await _to_the_end(collect(self._controller, await _body(request, Wanted))))
 
     async def _plan(self, request: web.Request) -> web.StreamResponse:
         return _json(await self._controller.plan(await _body(request, Request)))

@@ -36,6 +36,8 @@ MEANINGS: dict[str, str] = {
     "clock-skew": "a node's clock is too far from the controller's",
     "version-skew": "a node's agent speaks another version of the messages",
     "not-attested": "the policy requires attestation and the node has none",
+    "evidence-failed": "a node could not collect evidence, or what came is not what it said",
+    "no-evidence": "what is to be done destroys evidence that nobody has taken",
     "not-possible": "the training script or the spare cannot do it",
     "cut-aborted": "the hand-over was called off before its commit; training went on",
     "target-lost": "the new process died before its first step; the old members train on",

@@ -11,6 +11,8 @@ Data of the journal's records, by kind (all carry `incident` where there is one)
     run       {"incident", "run", "plan": ID, "node", "job", "state", "code", "text", "who"}
     step      {"incident", "run", "step", "index", "state", "attempt", "code", "text", "values": [...]}
     lease     {"incident", "run", "fence", "holder", "granted": [node]}
+    audit     {"what": "evidence", "incident", "node", "id", "who", "state": asked|collected|failed,
+              "text", "code", "file", "bytes", "sha256", "taken_unix_s"}: a collection, before and after it
     audit     {"what", "who", "reason", ...}: freeze, thaw, abort, rollback, resume, uncordon, acts of trust,
               join; relayed {"scope", "missed": [node], "refused": [node]}: what came of a freeze or thaw
     note      {"incident", "run", "node", "phase", "handover", "detail"}: a phase that an agent told of
@@ -81,4 +83,5 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     choice: dict[str, Any] = {}  #: what ought to be done and what each alternative costs, as it was last
     plans: list[str] = []
     runs: list[str] = []
+    evidence: list[dict[str, Any]] = []  #: the newest audit of every collection, the oldest first
     timeline: list[Moment] = []

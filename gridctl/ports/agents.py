@@ -19,6 +19,7 @@ from gridagent.wire import (
     StreamRecord,
 )
 from gridctl.errors import GridctlError
+from gridctl.ports.lines import Lines
 
 if TYPE_CHECKING:
     import httpx
@@ -107,6 +108,11 @@ class Agents:
             "GET", f"{url}/v1/ops/{op}", OpStatus, params={"wait_s": wait_s}, read_s=wait_s + READ_S
         )
 
+    async def evidence(self, url: str, name: str, offset: int) -> bytes:
+        """A part of an archive from `offset` on, nothing at its end."""
+        answer = await self._ask("GET", f"{url}/v1/evidence/{name}", params={"offset": offset})
+        return answer.content
+
     async def stream(self, url: str, after: int) -> AsyncIterator[StreamRecord]:
         """Records with a seq above `after` until the connection ends. Raises `AgentError`."""
         import httpx
@@ -121,9 +127,11 @@ class Agents:
                 if response.status_code >= 400:
                     await response.aread()
                     raise _refusal(response)
-                async for line in response.aiter_lines():
-                    if line:
-                        yield decode(line)
+                lines = Lines()
+                async for chunk in response.aiter_bytes():
+                    for line in lines.feed(chunk):
+                        if line:
+                            yield decode(line)
         except (httpx.HTTPError, msgspec.MsgspecError) as error:
             raise self._unreachable(target, error) from error
 
@@ -132,12 +140,24 @@ class Agents:
         method: str,
         url: str,
         answer: type[T],
+        **asked: Any,
+    ) -> T:
+        response = await self._ask(method, url, **asked)
+        try:
+            return msgspec.json.decode(response.content, type=answer)
+        except msgspec.MsgspecError as error:
+            raise AgentRefused("version-skew", f"{url} answered something else: {error}") from error
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
         *,
         params: dict[str, str | int | float] | None = None,
         body: msgspec.Struct | None = None,
         content: bytes | None = None,
         read_s: float = READ_S,
-    ) -> T:
+    ) -> "httpx.Response":
         import httpx
 
         content = content if body is None else msgspec.json.encode(body)
@@ -151,10 +171,7 @@ class Agents:
         self._check_peer(url.partition("/v1/")[0], _tls(response))
         if response.status_code >= 400:
             raise _refusal(response)
-        try:
-            return msgspec.json.decode(response.content, type=answer)
-        except msgspec.MsgspecError as error:
-            raise AgentRefused("version-skew", f"{url} answered something else: {error}") from error
+        return response
 
     def _unreachable(self, url: str, error: Exception) -> AgentUnreachable:
         what = str(error) or type(error).__name__

@@ -13,7 +13,8 @@ from gridagent import cli
 from gridagent.enrolment import JoinToken
 from gridagent.errors import ConfigError
 from gridagent.home import Home, boot_id, chassis_serial
-from gridagent.launch import ENV_NEVER, LaunchError, Launches, kept_environment
+from gridagent.launch import LaunchError, Launches, kept_environment
+from gridagent.redact import SECRET_NAMES
 from gridagent.telemetry import open_source
 from gridagent.wire import LaunchSpec
 
@@ -69,7 +70,7 @@ def test_serial_and_boot_id_are_read_below_the_system_root(tmp_path: Path) -> No
     assert (chassis_serial(config), boot_id(config.sysroot)) == ("SN-9", "b-1")
 
 
-WORDS = [pattern.strip("*") for pattern in ENV_NEVER]
+WORDS = [pattern.strip("*") for pattern in SECRET_NAMES]
 
 
 @given(

@@ -26,7 +26,7 @@ RUNS_OVER = 256
 #: After these a run has let go of the node.
 ENDS_RUN = frozenset({"handover.release", "handover.retire", "handover.abort", "run.end"})
 #: These only look: without a lease, beside a run, and while frozen.
-READ_ONLY = frozenset({"job.describe"})
+READ_ONLY = frozenset({"job.describe", "evidence.collect"})
 
 
 class Hold:

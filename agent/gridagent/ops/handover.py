@@ -12,10 +12,11 @@ import msgspec
 
 from gridagent.errors import OpFailed, Refused, SessionLost
 from gridagent.identity import Peer
-from gridagent.launch import Launches, is_secret
+from gridagent.launch import Launches
 from gridagent.ops import arguments
 from gridagent.ops.log import OpLog
 from gridagent.ops.node import Cordons
+from gridagent.redact import is_secret
 from gridagent.sessions import Sessions
 from gridagent.wire import (
     HandoverCut,
