@@ -1,5 +1,6 @@
 """What the controller makes of assessment: from journal, sentinel and poll to a choice in the incident."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +40,7 @@ class World:
         async def propose(*_: object) -> bool:
             return True
 
+        self._loop = asyncio.new_event_loop()
         self.home = Home.at(folder)
         self.ledger = Ledger(self.home, "ann-1")
         self.sentinel = Sentinel(self.ledger, StepLog(), propose)
@@ -49,7 +51,17 @@ class World:
 
     def say(self, node: str, metrics: dict[str, float], t_unix_s: float = NOW, device: str = "gpu:0") -> None:
         v = {"device": device, "v": metrics}
-        self.sentinel.feed(StreamRecord(seq=1, boot="b", t_unix_s=t_unix_s, node=node, kind="sample", v=v))
+        record = StreamRecord(seq=1, boot="b", t_unix_s=t_unix_s, node=node, kind="sample", v=v)
+
+        async def feed() -> None:
+            self.sentinel.feed(record)
+
+        self._loop.run_until_complete(feed())
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self.sentinel.close())
+        self._loop.close()
+        self.ledger.close()
 
 
 @pytest.fixture
@@ -57,7 +69,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(assessor_module, "time", SimpleNamespace(time=lambda: NOW + 60))
     made = World(tmp_path, fleet(n2=ONE_GPU, n4={"gpus": 1, "spares": [spare(gpus=[0])]}))
     yield made
-    made.ledger.close()
+    made.close()
 
 
 def test_a_quiet_node_has_the_base_rate_and_nothing_to_be_done(world: World) -> None:
