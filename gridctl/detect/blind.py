@@ -17,14 +17,17 @@ class Blind:
         self._mute: dict[str, int] = {}  #: device -> samples without any value, in a row; 0: it speaks
         self._all = False
         self._single: set[str] = set()
+        self.changed = True  #: did the last sample change anything here?
 
     def feed(self, t_unix_s: float, device: str, values: Mapping[str, object]) -> Iterator[Finding | Cleared]:
         """Takes one sample of a GPU."""
+        self.changed = bool(self._mute.get(device, 1) or self._all or device in self._single)
         if any(number(value) is not None for value in values.values()):
             yield from self._speaks(device)
             return
         if device not in self._mute:
             return  # it never gave a value: nothing was lost
+        self.changed = True
         self._mute[device] = count = self._mute[device] + 1
         if self._all:
             return

@@ -15,7 +15,7 @@ from gridctl.model.findings import Finding
 class Levels:
     """The rows of one device. A value that is not known counts neither way."""
 
-    __slots__ = ("_history", "_last", "_name", "_node", "_rises", "_rows", "_said")
+    __slots__ = ("_history", "_last", "_name", "_node", "_rises", "_rows", "_said", "changed")
 
     def __init__(self, rows: list[LevelRow], node: str, name: str) -> None:
         self._rows = rows
@@ -25,9 +25,11 @@ class Levels:
         self._said = 0  #: rows that hold at present, as bits
         self._last: dict[int, float] = {}
         self._rises: dict[int, deque[float]] = {}
+        self.changed = True  #: did the last sample change anything here?
 
     def feed(self, t_unix_s: float, values: Mapping[str, object]) -> Iterator[Finding | Cleared]:
         """Takes one sample: metric -> value."""
+        self.changed = False
         load_pct = number(values.get("util_pct"))
         for index, row in enumerate(self._rows):
             if row.load_pct and (load_pct is None or load_pct < row.load_pct):
@@ -61,6 +63,7 @@ class Levels:
         elif row.test == "at_most":
             hit = value <= row.value
             if not hit:
+                self.changed |= index not in self._last
                 self._last[index] = value
             elif index not in self._last:
                 return (
@@ -73,6 +76,7 @@ class Levels:
             limit = number(values.get(f"{row.metric}_max"))
             hit = limit is not None and 0 < value < limit
         history = (self._history[index] << 1 | hit) & ((1 << row.of) - 1)
+        self.changed |= history != self._history[index]
         self._history[index] = history
         return history.bit_count() >= row.count, history == 0
 
@@ -80,6 +84,7 @@ class Levels:
         last = self._last.get(index)
         self._last[index] = value
         rises = self._rises.get(index)
+        self.changed |= value != last or bool(rises)
         if last is not None and value > last:  # a counter that goes down has been reset
             if rises is None:
                 rises = self._rises[index] = deque(maxlen=row.count)
@@ -87,7 +92,10 @@ class Levels:
         if not rises:
             return False, False
         within = len(rises) == row.count and t_unix_s - rises[0] <= row.window_s
-        return within, t_unix_s - rises[-1] > row.window_s
+        ended = t_unix_s - rises[-1] > row.window_s
+        if ended:
+            del self._rises[index]
+        return within, ended
 
     def _finding(self, t_unix_s: float, row: LevelRow, value: float) -> Finding:
         if row.test == "rises":

@@ -50,7 +50,7 @@ class Watch:
 
         The reader's clock decides who is silent, the record's own time everything else.
         """
-        node = self._node(record.node)
+        node = self.node(record.node)
         now_unix_s = record.t_unix_s if now_unix_s is None else now_unix_s
         target = record.v.get("target")
         if record.kind == "probe" and isinstance(target, str) and target in self._nodes:
@@ -86,15 +86,15 @@ class Watch:
 
     def update(self, node: WatchedNode) -> None:
         """A node is new, or something about it has changed (a spare took a rank)."""
-        self._node(node.name).update(node)
+        self.node(node.name).update(node)
 
     def hold(self, node: str, reason: str) -> None:
         """No decision about this node until `release`: it is drained, or was decided on before."""
-        self._node(node).holds[_OPERATOR] = reason
+        self.node(node).holds[_OPERATOR] = reason
 
     def release(self, node: str) -> None:
         """Ends a `hold`."""
-        self._node(node).holds.pop(_OPERATOR, None)
+        self.node(node).holds.pop(_OPERATOR, None)
         self._breaker.forget(node)
 
     def verdict(self, node: str) -> str:
@@ -105,7 +105,8 @@ class Watch:
         """What holds for a node at present, the first cause first."""
         return list(self._nodes[node].findings.values()) if node in self._nodes else []
 
-    def _node(self, name: str) -> NodeWatch:
+    def node(self, name: str) -> NodeWatch:
+        """The watch of one node; a new one where the name is new."""
         if name not in self._nodes:
             self._nodes[name] = NodeWatch(self._policy, WatchedNode(name=name), self._gate)
         return self._nodes[name]
