@@ -6,7 +6,7 @@ Every node sends what an agent sends, as the lines of its stream: 8 GPUs each se
 the counters that firmware keeps), a beat each second, main memory each 5 s; and each 10 s 8 ports, a step of
 8 ranks and a probe of another node. Temperatures, powers, clocks and loads change with every sample; one GPU
 in a thousand is throttled now and then, one in ten thousand has a corrected error a second, and now and then
-a node loses a GPU. Making the lines is not counted. Time is CPU time: what else runs on the machine matters less.
+a node loses a GPU. Making the lines is not counted. Time is CPU time: what else runs here matters less.
 """
 
 import random
@@ -151,9 +151,8 @@ def main() -> None:
     used_mib = rss_mib() - before_mib
     found = sum(isinstance(out, Finding) for out in told)
     decided = sum(isinstance(out, Decision) for out in told)
-    print(
-        f"{nodes} nodes of {GPUS} GPUs, {lines / length_s:.0f} lines ({size / length_s / 1e6:.1f} MB) a second"
-    )
+    per_s = f"{lines / length_s:.0f} lines ({size / length_s / 1e6:.1f} MB)"
+    print(f"{nodes} nodes of {GPUS} GPUs, {per_s} a second")
     print(
         f"{length_s / cpu_s:.2f} times real time on one core, {cpu_s / lines * 1e6:.2f} us a line; ", end=""
     )

@@ -15,7 +15,7 @@ from gridctl.model.findings import Finding
 class Levels:
     """The rows of one device. A value that is not known counts neither way."""
 
-    __slots__ = ("_history", "_last", "_name", "_node", "_rises", "_rows", "_said", "changed")
+    __slots__ = ("_at_s", "_history", "_last", "_name", "_node", "_rises", "_rows", "_said", "changed")
 
     def __init__(self, rows: list[LevelRow], node: str, name: str) -> None:
         self._rows = rows
@@ -24,6 +24,7 @@ class Levels:
         self._history = [0] * len(rows)  #: the last samples as bits, the newest lowest
         self._said = 0  #: rows that hold at present, as bits
         self._last: dict[int, float] = {}
+        self._at_s: dict[int, float] = {}  #: when a counter whose rate counts was read last
         self._rises: dict[int, deque[float]] = {}
         self.changed = True  #: did the last sample change anything here?
 
@@ -39,6 +40,8 @@ class Levels:
                 continue
             if row.test == "rises":
                 holds, ended = self._rising(index, row, t_unix_s, value)
+            elif row.test == "rate":
+                holds, ended = self._rate(index, row, t_unix_s, value)
             else:
                 holds, ended = self._staying(index, row, values, value)
             bit = 1 << index
@@ -75,10 +78,21 @@ class Levels:
         else:
             limit = number(values.get(f"{row.metric}_max"))
             hit = limit is not None and 0 < value < limit
+        return self._counted(index, row, hit)
+
+    def _counted(self, index: int, row: LevelRow, hit: bool) -> tuple[bool, bool]:
         history = (self._history[index] << 1 | hit) & ((1 << row.of) - 1)
         self.changed |= history != self._history[index]
         self._history[index] = history
         return history.bit_count() >= row.count, history == 0
+
+    def _rate(self, index: int, row: LevelRow, t_unix_s: float, value: float) -> tuple[bool, bool]:
+        last, last_s = self._last.get(index), self._at_s.get(index)
+        self._last[index], self._at_s[index] = value, t_unix_s
+        self.changed = True  # the time of each reading counts
+        if last is None or last_s is None or value < last or t_unix_s <= last_s:
+            return False, False
+        return self._counted(index, row, value - last >= row.value * (t_unix_s - last_s))
 
     def _rising(self, index: int, row: LevelRow, t_unix_s: float, value: float) -> tuple[bool, bool]:
         last = self._last.get(index)
@@ -100,6 +114,9 @@ class Levels:
     def _finding(self, t_unix_s: float, row: LevelRow, value: float) -> Finding:
         if row.test == "rises":
             seen = f"{row.metric} went up {row.count} times within {row.window_s:.0f} s, to {value:g}"
+        elif row.test == "rate":
+            limit = f"{row.value:g} a second in {row.count} of {row.of} readings"
+            seen = f"{row.metric} went up by at least {limit}, to {value:g}"
         else:
             seen = f"{row.metric} is {value:g}, like in {row.count} of {row.of} samples"
         return Finding(

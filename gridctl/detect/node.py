@@ -13,6 +13,7 @@ from gridctl.detect.device import Cleared, Device
 from gridctl.detect.heartbeat import Observers, Rhythm
 from gridctl.detect.kernel import KernelLog, suppressed
 from gridctl.detect.levels import Levels
+from gridctl.detect.memory import Memory
 from gridctl.detect.policy import DetectPolicy
 from gridctl.detect.stale import Stale
 from gridctl.detect.still import Shape, Still, comparable
@@ -79,6 +80,7 @@ class NodeWatch:
         self._levels: dict[str, Levels] = {}
         self._still: dict[str, Still] = {}
         self._blind = Blind(self.facts.name, self._policy.thresholds.blind)
+        self._memory = Memory(self._policy.thresholds.memory_trend, self.facts.name)
         self._log = KernelLog(self._policy, self.facts.name, self._device_of)
         self._decided = False
         self._said: dict[tuple[str, str, str], float] = {}
@@ -218,13 +220,11 @@ class NodeWatch:
         values = v.get("v")
         if not isinstance(values, dict):
             return ()
-        if still := self._still.get(name):
-            still.full()
-            if still.t_unix_s and name in self._devices:
-                self._devices[name].rate.passed_over(still.t_unix_s)
-            still.t_unix_s = 0.0
+        self._in_full(name)
         settling = t_unix_s - self._boot_unix_s < self._policy.thresholds.boot.grace_s
         levels = () if settling else self._level(t_unix_s, name, values)
+        if name == "node" and not settling:
+            return chain(levels, self._memory.feed(t_unix_s, values))
         if not name.startswith("gpu:"):
             return levels
         load_pct = number(values.get("util_pct"))
@@ -235,13 +235,25 @@ class NodeWatch:
                 return ()
             self._devices[name] = Device(self._policy, self.facts.name, name)
         if isinstance(pci := v.get("pci"), str) and len(self._device_names) < _DEVICES_MAX:
-            if self._device_names.get(pci) != name:
-                self._still.clear()
-            self._device_names[pci] = name
+            self._named(pci, name)
         found = self._devices[name].feed(t_unix_s, values)
         if settling:
             return found
         return chain(found, levels, self._blind.feed(t_unix_s, name, values))
+
+    def _in_full(self, name: str) -> None:
+        """A sample is not passed over: what those before it said of the time is caught up on."""
+        if still := self._still.get(name):
+            still.full()
+            if still.t_unix_s and name in self._devices:
+                self._devices[name].rate.passed_over(still.t_unix_s)
+            still.t_unix_s = 0.0
+
+    def _named(self, pci: str, name: str) -> None:
+        if self._device_names.get(pci) != name:
+            for still in self._still.values():
+                still.forms = []
+        self._device_names[pci] = name
 
     def _level(self, t_unix_s: float, name: str, values: dict[str, Any]) -> Iterable[Finding | Cleared]:
         levels = self._levels.get(name)
@@ -251,6 +263,15 @@ class NodeWatch:
                 return ()
             levels = self._levels[name] = Levels(rows, self.facts.name, name)
         return levels.feed(t_unix_s, values)
+
+    def tell(self, found: Finding | Cleared, t_unix_s: float) -> Iterator[Output]:
+        """Takes what others than this node's own records say of it. A silent node keeps its verdict."""
+        if isinstance(found, Cleared):
+            self.findings.pop((found.device, found.kind, found.layer), None)
+        else:
+            yield from self._take(found)
+        if self.verdict != "blind":
+            yield from self._judge(t_unix_s)
 
     def passes(self, line: Any, now_unix_s: float, shape: Shape) -> bool:
         """Does this sample change nothing? Then it is taken herewith. Brings `line` to its plain form.
@@ -288,8 +309,8 @@ class NodeWatch:
         name, t_unix_s = line.v.device, line.t_unix_s
         if line.boot != self._boot or t_unix_s - self._boot_unix_s < self._policy.thresholds.boot.grace_s:
             return
-        if not comparable(shape, line.v.v):
-            return
+        if name == "node" or not comparable(shape, line.v.v):
+            return  # of main memory the trend counts, and so does the time of each sample
         levels = self._levels.get(name)
         changed = levels is not None and levels.changed
         if name.startswith("gpu:"):

@@ -87,8 +87,12 @@ def streams(draw: st.DrawFn) -> list[StreamRecord]:
                 "pci": draw(st.sampled_from(["0000:1c:00.0"] * 9 + ["0000:1b:00.0"])),
                 "v": GPU,
             }
+            pauses = {"state": state, "tx_pause_total": at_s * 2000 if change == "port" else 7}
+            free = {"mem_avail_mib": 1e6 - 9e5 * turn / 12, "oom_kill_total": 0}
             bodies = [
                 *more,
+                ("sample", {"device": "node", "v": free}),
+                ("sample", {"device": "nic:b/1", "v": pauses}),
                 ("sample", one),
                 ("sample", other),
                 ("sample", {"device": "nic:a/1", "v": {"state": state}}),
@@ -110,7 +114,7 @@ def state(watch: Watch) -> Any:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(streams(), st.lists(st.integers(1, 40), min_size=1))
 def test_lines_decide_what_records_decide(records: list[StreamRecord], cuts: list[int]) -> None:
     slow, fast = (Watch(POLICY, [WatchedNode(name="n1")]) for _ in range(2))
