@@ -1,6 +1,7 @@
 """One node under watch: its findings, its verdict, and what ought to be done about it."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
 from itertools import chain, combinations
 from typing import Any
 
@@ -17,6 +18,7 @@ from gridctl.detect.memory import Memory
 from gridctl.detect.policy import DetectPolicy
 from gridctl.detect.stale import Stale
 from gridctl.detect.still import Shape, Still, comparable
+from gridctl.model.actions import stronger
 from gridctl.model.findings import (
     SEVERITIES,
     Decision,
@@ -407,6 +409,7 @@ class NodeWatch:
             yield from self._once(msgspec.structs.replace(held_back, t_unix_s=t_unix_s))
             return
         self._decided = True
+        actions = [f.action for f in grounds if f.preempt_job and f.device == cause.device]
         others = [f for f in self.findings.values() if f not in grounds and f.device == cause.device]
         yield Decision(
             t_unix_s=t_unix_s,
@@ -414,7 +417,7 @@ class NodeWatch:
             device=cause.device,
             kind=cause.kind,
             severity=max((f.severity for f in grounds), key=SEVERITIES.index),
-            action=cause.action,
+            action=reduce(stronger, actions, cause.action),
             preempt_job=not self.facts.spare,
             when="before_admission" if self.facts.spare else "now",
             why=[line for finding in [*grounds, *others] for line in finding.why],

@@ -62,8 +62,9 @@ class Watch:
             answered = record.v.get("rtt_us") is not None
             self._nodes[target].observers.probe(record.node, answered, now_unix_s)
         outputs = self._noted(node, list(node.feed(record, now_unix_s)))
-        if record.kind == "progress" and self._jobs:
-            outputs += self._progress.feed(now_unix_s, record.node, record.v)
+        if record.kind == "progress":
+            if self._jobs:
+                outputs += self._progress.feed(now_unix_s, record.node, record.v)
             for name, found in list(self._steps.feed(record.t_unix_s, record.node, record.v)):
                 outputs += self._told(name, found, record.t_unix_s)
         elif record.kind == "phase":
