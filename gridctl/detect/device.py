@@ -181,7 +181,7 @@ class CorrectedRate:
 
     def passed_over(self, t_unix_s: float) -> None:
         """Until then samples came that changed nothing."""
-        if self._last is not None:
+        if self._last is not None and t_unix_s > self._last[0]:
             self._last = (t_unix_s, self._last[1])
 
     def _sustained(self) -> float:

@@ -5,6 +5,7 @@ The rows stand in policy/levels.tsv. A row costs a device 8 bytes of history, an
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gridagent.signals.values import number
 from gridctl.detect.device import Cleared
@@ -89,10 +90,16 @@ class Levels:
     def _rate(self, index: int, row: LevelRow, t_unix_s: float, value: float) -> tuple[bool, bool]:
         last, last_s = self._last.get(index), self._at_s.get(index)
         self._last[index], self._at_s[index] = value, t_unix_s
-        self.changed = True  # the time of each reading counts
+        self.changed |= value != last
         if last is None or last_s is None or value < last or t_unix_s <= last_s:
             return False, False
         return self._counted(index, row, value - last >= row.value * (t_unix_s - last_s))
+
+    def passed_over(self, t_unix_s: float, form: Any) -> None:
+        """At that time an equal sample came and was not fed: counters whose rate counts were read."""
+        for index, at_s in self._at_s.items():
+            if t_unix_s > at_s and number(getattr(form, self._rows[index].metric)) is not None:
+                self._at_s[index] = t_unix_s
 
     def _rising(self, index: int, row: LevelRow, t_unix_s: float, value: float) -> tuple[bool, bool]:
         last = self._last.get(index)

@@ -246,15 +246,17 @@ class NodeWatch:
     def _in_full(self, name: str) -> None:
         """A sample is not passed over: what those before it said of the time is caught up on."""
         if still := self._still.get(name):
+            for form, at_unix_s in zip(still.forms, still.times_unix_s, strict=True):
+                if at_unix_s and name in self._devices and number(form.ecc_sbe_total) is not None:
+                    self._devices[name].rate.passed_over(at_unix_s)
+                if at_unix_s and name in self._levels:
+                    self._levels[name].passed_over(at_unix_s, form)
             still.full()
-            if still.t_unix_s and name in self._devices:
-                self._devices[name].rate.passed_over(still.t_unix_s)
-            still.t_unix_s = 0.0
 
     def _named(self, pci: str, name: str) -> None:
         if self._device_names.get(pci) != name:
             for still in self._still.values():
-                still.forms = []
+                still.fresh = False
         self._device_names[pci] = name
 
     def _level(self, t_unix_s: float, name: str, values: dict[str, Any]) -> Iterable[Finding | Cleared]:
@@ -285,9 +287,12 @@ class NodeWatch:
         if not self._calm or line.boot != self._boot or self.verdict == "blind":
             return False
         still = self._still.get(body.device)
-        if still is None or not still.fresh or body.pci != still.pci or body.v not in still.forms:
+        if still is None or not still.fresh or body.pci != still.pci:
             return False
-        still.t_unix_s = line.t_unix_s
+        try:
+            still.times_unix_s[still.forms.index(body.v)] = line.t_unix_s
+        except ValueError:
+            return False
         if now_unix_s > self._heard_unix_s:
             self._heard_unix_s = now_unix_s
         load = body.v.util_pct

@@ -62,30 +62,32 @@ class Shape:
 class Still:
     """The forms of one device's samples that change nothing at present."""
 
-    __slots__ = ("forms", "fresh", "pci", "t_unix_s")
+    __slots__ = ("forms", "fresh", "pci", "times_unix_s")
 
     def __init__(self) -> None:
         self.forms: list[Any] = []
         self.pci: str | None = None
-        self.t_unix_s = 0.0  #: of the last sample that was passed over
+        self.times_unix_s: list[float] = []  #: by form: when one was passed over last, 0.0 for never
         self.fresh = False  #: no sample came since `learn`
 
     def full(self) -> None:
         """A sample comes that is taken in full."""
         if not self.fresh:
             self.forms = []
+        self.times_unix_s = [0.0] * len(self.forms)
         self.fresh = False
 
     def learn(self, pci: str | None, metrics: Any, changed: bool) -> None:
         """What that sample, now in its plain form, did."""
         self.fresh = True
         if changed:
-            self.forms = []
+            self.forms, self.times_unix_s = [], []
             return
         if pci != self.pci:
             self.forms = []
             self.pci = pci
         self.forms = [metrics, *self.forms[: _FORMS_MAX - 1]]
+        self.times_unix_s = [0.0] * len(self.forms)
 
 
 def comparable(shape: Shape, metrics: Any) -> bool:

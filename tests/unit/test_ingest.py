@@ -87,7 +87,9 @@ def streams(draw: st.DrawFn) -> list[StreamRecord]:
                 "pci": draw(st.sampled_from(["0000:1c:00.0"] * 9 + ["0000:1b:00.0"])),
                 "v": GPU,
             }
-            pauses = {"state": state, "tx_pause_total": at_s * 2000 if change == "port" else 7}
+            pauses = {"state": state}
+            if turn % 2 == 0 or errors:
+                pauses["tx_pause_total"] = at_s * (1000 + errors) if change in ("port", "errors") else 7
             free = {"mem_avail_mib": 1e6 - 9e5 * turn / 12, "oom_kill_total": 0}
             bodies = [
                 *more,
