@@ -160,3 +160,17 @@ def test_equal_samples_are_passed_over_and_time_goes_on() -> None:
         ingest.feed("n1", msgspec.json.encode(one))
     assert len(full) < 10
     assert watch.node("n1").busy_unix_s == START_S + 59
+
+
+def test_what_was_passed_over_counts_for_the_time_of_the_next_rate() -> None:
+    """Three seconds of 150 errors, eight of 1,500 pauses: just enough, if the first second counts as one."""
+    ingest = Ingest(POLICY, Watch(POLICY, [WatchedNode(name="n1")]))
+    told: list[Output] = []
+    for second in range(90):
+        gpu = {**GPU, "ecc_sbe_total": 150 * min(max(second - 59, 0), 3), "power_w": second}
+        nic = {"state": 1, "tx_pause_total": 1500 * min(max(second - 59, 0), 8), "rx_bytes_total": second}
+        for device, values in (("gpu:0", gpu), ("nic:a/1", nic)):
+            one = record(float(second), "sample", {"device": device, "v": values})
+            told += ingest.feed("n1", msgspec.json.encode(one))
+    rules = {out.rule: out.t_unix_s - START_S for out in told if isinstance(out, Finding)}
+    assert rules == {"device.ecc_corrected_rate.watch": 62.0, "level.pause-sent": 67.0}
