@@ -42,6 +42,7 @@ def watched(node: Node) -> WatchedNode:
         nvlink_domain=status.nvlink_domain,
         cooling_zone=status.cooling_zone,
         gpus=status.gpus,
+        driver=status.driver,
         spare=not any(rank.state == "training" for rank in status.ranks),
     )
 
@@ -149,7 +150,8 @@ class Sentinel:
         if known or not (isinstance(output, Decision) or (isinstance(output, Finding) and weighs)):
             return known
         name = f"i-{secrets.token_hex(4)}"
-        where = output.node if output.device == "node" else f"{output.device} of {output.node}"
+        node = output.node or "several nodes"
+        where = node if output.device == "node" else f"{output.device} of {node}"
         self._ledger.append(
             "incident",
             {

@@ -18,14 +18,17 @@ class Blind:
         self._spoke: set[str] = set()
         self._all = False
         self._single: set[str] = set()
+        self.changed = True  #: did the last sample change anything here?
 
     def feed(self, t_unix_s: float, device: str, values: Mapping[str, object]) -> Iterator[Finding | Cleared]:
         """Takes one sample of a GPU."""
+        self.changed = bool(self._mute.get(device, 1) or self._all or device in self._single)
         if any(number(value) is not None for value in values.values()):
             yield from self._speaks(device)
             return
         if not values:
             return  # it says only that the device is there
+        self.changed = True
         self._mute[device] = count = self._mute.get(device, 0) + 1
         if self._all:
             return

@@ -1,6 +1,5 @@
 """Findings from what a device's driver reports. A value that is not known changes nothing."""
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -21,21 +20,28 @@ class Cleared(msgspec.Struct, frozen=True):
 class Device:
     """One device of one node: its counters, and what it reports at present."""
 
+    __slots__ = ("_last", "_name", "_node", "_policy", "_recovery", "changed", "rate")
+
     def __init__(self, policy: DetectPolicy, node: str, name: str) -> None:
         self._policy = policy
         self._node = node
         self._name = name
         self._last: dict[str, float] = {}
-        self._rate = CorrectedRate(policy)
         self._recovery = 0.0
+        self.rate = CorrectedRate(policy)
+        self.changed = True  #: did the last sample change anything here?
 
     def feed(self, t_unix_s: float, values: Mapping[str, object]) -> Iterator[Finding | Cleared]:
         """Takes one sample: metric -> value."""
+        self.changed = False
         for metric, row in self._policy.devices.items():
             value = number(values.get(metric))
             if value is None:
                 continue
             last = self._last.get(metric)
+            if value == last:
+                continue
+            self.changed = True
             self._last[metric] = value
             if row.change == "rise":
                 if last is not None and value > last:
@@ -63,6 +69,7 @@ class Device:
     def _recovery_action(self, t_unix_s: float, value: float | None) -> Iterator[Finding | Cleared]:
         if value is None or value == self._recovery:
             return
+        self.changed = True
         self._recovery = value
         if value == 0:
             yield Cleared("recovery_action_pending")
@@ -84,7 +91,8 @@ class Device:
     def _corrected(self, t_unix_s: float, values: Mapping[str, object]) -> Iterator[Finding | Cleared]:
         limits = self._policy.thresholds.ecc_corrected_rate
         total, load_pct = number(values.get("ecc_sbe_total")), number(values.get("util_pct"))
-        level, rate = self._rate.feed(t_unix_s, total, load_pct)
+        level, rate = self.rate.feed(t_unix_s, total, load_pct)
+        self.changed |= self.rate.changed
         if level == "clear":
             yield Cleared("ecc_corrected_rate")
         elif level:
@@ -134,22 +142,29 @@ class Device:
 class CorrectedRate:
     """Corrected errors a second: N of M samples under load; idle samples count neither way."""
 
+    __slots__ = ("_last", "_level", "_limits", "_quiet", "_rates", "changed")
+
     def __init__(self, policy: DetectPolicy) -> None:
         self._limits = policy.thresholds.ecc_corrected_rate
         self._last: tuple[float, float] | None = None
-        self._rates: deque[float] = deque(maxlen=self._limits.of)
+        self._rates = (0.0,) * self._limits.of  #: the newest last
         self._quiet = 0
         self._level = ""
+        self.changed = True  #: did the last sample change anything but the time?
 
     def feed(self, t_unix_s: float, total: float | None, load_pct: float | None) -> tuple[str, float]:
         """Returns the level that is newly reached ("watch", "critical", "clear") or "", and the rate."""
+        self.changed = False
         if total is None:
             return "", 0.0
         last, self._last = self._last, (t_unix_s, total)
+        self.changed = last is None or total != last[1]
         loaded = load_pct is not None and load_pct >= self._limits.load_util_pct
         if last is None or t_unix_s <= last[0] or total < last[1] or not loaded:
             return "", 0.0
-        self._rates.append((total - last[1]) / (t_unix_s - last[0]))
+        rate = (total - last[1]) / (t_unix_s - last[0])
+        self.changed |= bool(rate or self._level or any(self._rates))
+        self._rates = (*self._rates[1:], rate)
         self._quiet = self._quiet + 1 if self._rates[-1] < self._limits.watch_per_s / 2 else 0
         if self._level and self._quiet >= self._limits.clear_samples:
             self._level = ""
@@ -164,8 +179,11 @@ class CorrectedRate:
             return reached, sustained
         return "", sustained
 
+    def passed_over(self, t_unix_s: float) -> None:
+        """Until then samples came that changed nothing."""
+        if self._last is not None and t_unix_s > self._last[0]:
+            self._last = (t_unix_s, self._last[1])
+
     def _sustained(self) -> float:
         """The rate that the required number of the last samples reach."""
-        if len(self._rates) < self._limits.samples:
-            return 0.0
         return sorted(self._rates, reverse=True)[self._limits.samples - 1]

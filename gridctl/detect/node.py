@@ -1,6 +1,7 @@
 """One node under watch: its findings, its verdict, and what ought to be done about it."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
 from itertools import chain, combinations
 from typing import Any
 
@@ -13,9 +14,12 @@ from gridctl.detect.device import Cleared, Device
 from gridctl.detect.heartbeat import Observers, Rhythm
 from gridctl.detect.kernel import KernelLog, suppressed, told_late
 from gridctl.detect.levels import Levels
+from gridctl.detect.memory import Memory
 from gridctl.detect.policy import DetectPolicy
 from gridctl.detect.sources import Sources
 from gridctl.detect.stale import Stale
+from gridctl.detect.still import Shape, Still, comparable
+from gridctl.model.actions import stronger
 from gridctl.model.findings import (
     SEVERITIES,
     Decision,
@@ -72,11 +76,14 @@ class NodeWatch:
 
     def _forget(self) -> None:
         """A reboot, or a person's word that it is repaired: what was known of the devices is over."""
+        self._calm = False  #: no decision waits: what tells nothing new has no consequence
         self.findings.clear()
         self._devices: dict[str, Device] = {}
         self._device_names: dict[str, str] = {}
         self._levels: dict[str, Levels] = {}
+        self._still: dict[str, Still] = {}
         self._blind = Blind(self.facts.name, self._policy.thresholds.blind)
+        self._memory = Memory(self._policy.thresholds.memory_trend, self.facts.name)
         self._log = KernelLog(self._policy, self.facts.name, self._device_of)
         self._late_log = KernelLog(self._policy, self.facts.name, self._device_of)
         self._sources = Sources(self._policy.sources, self.facts.name)
@@ -85,7 +92,7 @@ class NodeWatch:
 
     def update(self, facts: WatchedNode) -> None:
         if self.facts.spare and not facts.spare:
-            self._decided = False  # a rank has come: what was right for a spare is not enough
+            self._decided = self._calm = False  # a rank has come: what was right for a spare is not enough
         self.facts = facts
 
     def follow(self, policy: DetectPolicy) -> None:
@@ -100,14 +107,18 @@ class NodeWatch:
             return  # told late: it was true before the reboot
         if record.boot != self._boot:
             self._booted(record)
+        calm = self._calm
         if record.t_unix_s - self._boot_unix_s >= self._policy.thresholds.boot.grace_s:
             self.holds.pop("settling", None)
         if record.kind == "beat":
             self._beats = True
             self._rhythm.beat(now_unix_s, self._policy.thresholds.heartbeat)
-            if self.findings.pop(_GONE, None) and not self._grounds()[0]:
-                self._decided = False  # it is back: the next silence is another one
+            if self.findings.pop(_GONE, None):
+                calm = False
+                if not self._grounds()[0]:
+                    self._decided = False  # it is back: the next silence is another one
         for found in self._observe(record):
+            calm = False
             if isinstance(found, Cleared):
                 device = found.device or str(record.v.get("device"))
                 self.findings.pop((device, found.kind, found.layer), None)
@@ -118,6 +129,8 @@ class NodeWatch:
                 yield from self._take(found)
         if self.verdict == "blind" and self._beats and record.kind != "beat" and not self.findings:
             return  # its heart is not back yet: a log line or a step says nothing about the whole
+        if calm and self._calm and self.verdict != "blind":
+            return  # all is as it was when it was judged before
         yield from self._judge(record.t_unix_s)
 
     def _booted(self, record: StreamRecord) -> None:
@@ -234,8 +247,11 @@ class NodeWatch:
         values = v.get("v")
         if not isinstance(values, dict):
             return ()
+        self._in_full(name)
         settling = t_unix_s - self._boot_unix_s < self._policy.thresholds.boot.grace_s
         levels = () if settling else self._level(t_unix_s, name, values)
+        if name == "node" and not settling:
+            return chain(levels, self._memory.feed(t_unix_s, values))
         if not name.startswith("gpu:"):
             return levels
         load_pct = number(values.get("util_pct"))
@@ -246,12 +262,28 @@ class NodeWatch:
                 return ()
             self._devices[name] = Device(self._policy, self.facts.name, name)
         if isinstance(pci := v.get("pci"), str) and len(self._device_names) < _DEVICES_MAX:
-            self._device_names[pci] = name
+            self._named(pci, name)
         found = self._devices[name].feed(t_unix_s, values)
         if settling:
             return found
         answers = self._sources.sample(name, values)
         return chain(found, levels, answers, self._blind.feed(t_unix_s, name, values))
+
+    def _in_full(self, name: str) -> None:
+        """A sample is not passed over: what those before it said of the time is caught up on."""
+        if still := self._still.get(name):
+            for form, at_unix_s in zip(still.forms, still.times_unix_s, strict=True):
+                if at_unix_s and name in self._devices and number(form.ecc_sbe_total) is not None:
+                    self._devices[name].rate.passed_over(at_unix_s)
+                if at_unix_s and name in self._levels:
+                    self._levels[name].passed_over(at_unix_s, form)
+            still.full()
+
+    def _named(self, pci: str, name: str) -> None:
+        if self._device_names.get(pci) != name:
+            for still in self._still.values():
+                still.fresh = False
+        self._device_names[pci] = name
 
     def _level(self, t_unix_s: float, name: str, values: dict[str, Any]) -> Iterable[Finding | Cleared]:
         levels = self._levels.get(name)
@@ -261,6 +293,68 @@ class NodeWatch:
                 return ()
             levels = self._levels[name] = Levels(rows, self.facts.name, name)
         return levels.feed(t_unix_s, values)
+
+    def tell(self, found: Finding | Cleared, t_unix_s: float) -> Iterator[Output]:
+        """Takes what others than this node's own records say of it. A silent node keeps its verdict."""
+        if isinstance(found, Cleared):
+            self.findings.pop((found.device, found.kind, found.layer), None)
+        else:
+            yield from self._take(found)
+        if self.verdict != "blind":
+            yield from self._judge(t_unix_s)
+
+    def passes(self, line: Any, now_unix_s: float, shape: Shape) -> bool:
+        """Does this sample change nothing? Then it is taken herewith. Brings `line` to its plain form.
+
+        `line` is of the type `shape.line`. Otherwise its record is to be fed, and then `learn` to be called.
+        """
+        body = line.v
+        shape.plain(body.v)
+        if not self._calm or line.boot != self._boot or self.verdict == "blind":
+            return False
+        still = self._still.get(body.device)
+        if still is None or not still.fresh or body.pci != still.pci:
+            return False
+        try:
+            still.times_unix_s[still.forms.index(body.v)] = line.t_unix_s
+        except ValueError:
+            return False
+        if now_unix_s > self._heard_unix_s:
+            self._heard_unix_s = now_unix_s
+        load = body.v.util_pct
+        if type(load) is int and load >= shape.busy and body.device.startswith("gpu:"):
+            self.busy_unix_s = self._heard_unix_s
+        return True
+
+    def beats(self, line: Any, now_unix_s: float) -> bool:
+        """Does this beat change nothing but the rhythm? Then it is taken herewith."""
+        if line.kind != "beat" or not self._calm or line.boot != self._boot or self.verdict == "blind":
+            return False
+        if _GONE in self.findings:
+            return False
+        self._heard_unix_s = max(self._heard_unix_s, now_unix_s)
+        self._beats = True
+        self._rhythm.beat(now_unix_s, self._policy.thresholds.heartbeat)
+        return True
+
+    def learn(self, line: Any, shape: Shape) -> None:
+        """The record of `line` was fed: an equal sample may be passed over, if this one changed nothing."""
+        name, t_unix_s = line.v.device, line.t_unix_s
+        if line.boot != self._boot or t_unix_s - self._boot_unix_s < self._policy.thresholds.boot.grace_s:
+            return
+        if name == "node" or not comparable(shape, line.v.v):
+            return  # of main memory the trend counts, and so does the time of each sample
+        levels = self._levels.get(name)
+        changed = levels is not None and levels.changed
+        if name.startswith("gpu:"):
+            if name not in self._devices:
+                return
+            changed = changed or self._devices[name].changed or self._blind.changed
+        if name not in self._still:
+            if len(self._still) >= _DEVICES_MAX:
+                return
+            self._still[name] = Still()
+        self._still[name].learn(line.v.pci, line.v.v, changed)
 
     def _device_of(self, pci: str) -> str:
         return self._device_names.get(pci) or (f"pci:{pci}" if pci else "node")
@@ -315,6 +409,7 @@ class NodeWatch:
             yield self._verdict(t_unix_s, state, why, rule)
         if grounds and not self._decided:
             yield from self._decide(t_unix_s, grounds, "decisive" if rule != "two-layers" else rule)
+        self._calm = (not grounds or self._decided) and "settling" not in self.holds
 
     def _grounds(self) -> tuple[list[Finding], str]:
         """The findings that make the node faulty, the first cause first, and the rule; [] if none."""
@@ -345,6 +440,7 @@ class NodeWatch:
             yield from self._once(msgspec.structs.replace(held_back, t_unix_s=t_unix_s))
             return
         self._decided = True
+        actions = [f.action for f in grounds if f.preempt_job and f.device == cause.device]
         others = [f for f in self.findings.values() if f not in grounds and f.device == cause.device]
         yield Decision(
             t_unix_s=t_unix_s,
@@ -352,7 +448,7 @@ class NodeWatch:
             device=cause.device,
             kind=cause.kind,
             severity=max((f.severity for f in grounds), key=SEVERITIES.index),
-            action=cause.action,
+            action=reduce(stronger, actions, cause.action),
             preempt_job=not self.facts.spare,
             when="before_admission" if self.facts.spare else "now",
             why=[line for finding in [*grounds, *others] for line in finding.why],

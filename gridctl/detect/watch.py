@@ -12,10 +12,13 @@ import msgspec
 
 from gridagent.wire import StreamRecord
 from gridctl.detect.breaker import Breaker
+from gridctl.detect.causes import Causes
+from gridctl.detect.device import Cleared
 from gridctl.detect.fate import Fate
 from gridctl.detect.node import NodeWatch
 from gridctl.detect.policy import DetectPolicy
 from gridctl.detect.progress import Jobs
+from gridctl.detect.steps import Steps
 from gridctl.model.findings import Finding, Output, Suppressed, WatchedNode
 
 _OPERATOR = "operator"
@@ -41,6 +44,8 @@ class Watch:
         self._fate = Fate(policy.thresholds.shared_fate, self._jobs)
         self._breaker = Breaker(policy.thresholds.breaker)
         self._progress = Jobs(policy.thresholds.progress)
+        self._steps = Steps(policy.thresholds.straggler, policy.thresholds.loss_spike)
+        self._causes = Causes(policy.thresholds.shared_cause, policy.thresholds.shared_fate, self._nodes)
         self._silent: set[str] = set()
         for node in fleet:
             self.update(node)
@@ -50,15 +55,20 @@ class Watch:
 
         The reader's clock decides who is silent, the record's own time everything else.
         """
-        node = self._node(record.node)
+        node = self.node(record.node)
         now_unix_s = record.t_unix_s if now_unix_s is None else now_unix_s
         target = record.v.get("target")
         if record.kind == "probe" and isinstance(target, str) and target in self._nodes:
             answered = record.v.get("rtt_us") is not None
             self._nodes[target].observers.probe(record.node, answered, now_unix_s)
         outputs = self._noted(node, list(node.feed(record, now_unix_s)))
-        if record.kind == "progress" and self._jobs:
-            outputs += self._progress.feed(now_unix_s, record.node, record.v)
+        if record.kind == "progress":
+            if self._jobs:
+                outputs += self._progress.feed(now_unix_s, record.node, record.v)
+            for name, found in list(self._steps.feed(record.t_unix_s, record.node, record.v)):
+                outputs += self._told(name, found, record.t_unix_s)
+        elif record.kind == "phase":
+            self._steps.pause(record.v)
         return outputs
 
     def tick(self, now_unix_s: float) -> list[Output]:
@@ -69,7 +79,16 @@ class Watch:
             for name in sorted(self._silent)
             for out in self._noted(self._nodes[name], list(self._nodes[name].tick(now_unix_s)))
         ]
+        for name, found in list(self._causes.tick(now_unix_s)):
+            outputs += self._told(name, found, now_unix_s)
         return outputs + list(self._progress.tick(now_unix_s, self._reason, self._busy))
+
+    def _told(self, name: str, found: Finding | Cleared, t_unix_s: float) -> list[Output]:
+        """What is known of a node from more than its own records; without a name, of a job or a place."""
+        if name:
+            node = self.node(name)
+            return self._noted(node, list(node.tell(found, t_unix_s)))
+        return [found] if isinstance(found, Finding) else []
 
     def _busy(self, names: set[str], since_unix_s: float) -> bool:
         return any(self._nodes[name].busy_unix_s >= since_unix_s for name in names if name in self._nodes)
@@ -86,7 +105,7 @@ class Watch:
 
     def update(self, node: WatchedNode) -> None:
         """A node is new, or something about it has changed (a spare took a rank)."""
-        self._node(node.name).update(node)
+        self.node(node.name).update(node)
 
     def follow(self, policy: DetectPolicy) -> None:
         """What Xids mean from now on; what was found stays, and so do thresholds."""
@@ -96,11 +115,11 @@ class Watch:
 
     def hold(self, node: str, reason: str) -> None:
         """No decision about this node until `release`: it is drained, or was decided on before."""
-        self._node(node).holds[_OPERATOR] = reason
+        self.node(node).holds[_OPERATOR] = reason
 
     def release(self, node: str) -> None:
         """Ends a `hold`."""
-        self._node(node).holds.pop(_OPERATOR, None)
+        self.node(node).holds.pop(_OPERATOR, None)
         self._breaker.forget(node)
 
     def verdict(self, node: str) -> str:
@@ -111,7 +130,8 @@ class Watch:
         """What holds for a node at present, the first cause first."""
         return list(self._nodes[node].findings.values()) if node in self._nodes else []
 
-    def _node(self, name: str) -> NodeWatch:
+    def node(self, name: str) -> NodeWatch:
+        """The watch of one node; a new one where the name is new."""
         if name not in self._nodes:
             self._nodes[name] = NodeWatch(self._policy, WatchedNode(name=name), self._gate)
         return self._nodes[name]
@@ -123,7 +143,8 @@ class Watch:
             if out.kind == "healthy":
                 self._breaker.forget(node.facts.name)
             elif isinstance(out, Finding):
-                self._fate.add(out.t_unix_s, node.facts, out.kind)
+                self._fate.add(out.t_unix_s, node.facts, out.kind, out.device)
+                shared += list(self._causes.feed(out, node.facts))
             elif isinstance(out, Suppressed) and out.rule.startswith("xid.") and self._jobs:
                 shared += self._of_the_job(node.facts, out)
         return outputs + shared
@@ -148,7 +169,7 @@ class Watch:
                 return "shared-fate.silent", why
         elif rule == "two-layers":
             for finding in grounds:
-                if why := self._fate.shared(t_unix_s, facts, finding.kind):
+                if why := self._fate.shared(t_unix_s, facts, finding.kind, finding.device):
                     return "shared-fate", f"{finding.kind}: {why}"
         if facts.spare:
             return None

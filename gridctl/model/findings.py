@@ -18,6 +18,7 @@ class WatchedNode(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_domain: str = ""
     cooling_zone: str = ""
     gpus: int = 0
+    driver: str = ""  #: version of the GPU's driver
     spare: bool = False  #: no rank runs on it: a fault there is no reason for a swap
 
 

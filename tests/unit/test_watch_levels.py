@@ -30,7 +30,7 @@ def test_every_row_has_a_source_and_moves_nobody_by_itself() -> None:
     assert len({row.rule for row in ROWS}) == len(ROWS) >= 12
     for row in ROWS:
         assert len(row.source) > 20
-        assert row.severity in ("warning", "critical")
+        assert row.severity in ("info", "warning", "critical")
 
 
 @pytest.mark.parametrize("cell", ["maybe", "at_most\tx"])
@@ -145,3 +145,63 @@ def test_a_loss_that_is_no_number_any_more_is_told_once_a_single_one_is_not() ->
     assert job.told() == []
     job.run(40, loss=None)
     assert job.told() == [("numerical_corruption", "progress.no-number")]
+
+
+def counted(metric: str, per_s: float, *, turns: int = 30, every_s: float = 10.0) -> list[str]:
+    levels = Levels(POLICY.levels["nic"], "n1", "nic:0")
+    samples = [(turn * every_s, {metric: 5000 + per_s * every_s * turn}) for turn in range(turns)]
+    return kinds([out for at_s, values in samples for out in levels.feed(at_s, values)])
+
+
+def test_pauses_count_by_their_rate_and_only_if_they_stay() -> None:
+    assert counted("rx_pause_total", 2000) == ["level.pause-received"]
+    assert counted("tx_pause_total", 2000) == ["level.pause-sent"]
+    assert counted("rx_pause_total", 500) == counted("rx_pause_total", 2000, turns=7) == []
+    assert counted("rx_pause_total", 200, every_s=1.0) == [], "by the second and not by the reading"
+
+
+def test_of_congestion_only_what_a_port_does_to_others_weighs() -> None:
+    by_rule = {row.rule: row for row in ROWS}
+    assert by_rule["pause-received"].severity == by_rule["out-of-sequence"].severity == "info"
+    assert (by_rule["pause-sent"].severity, by_rule["pause-sent"].fault) == ("warning", "node")
+
+
+def outlasting(row: LevelRow) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Samples that fulfil a row's condition, and such that do not."""
+    more = {"util_pct": 99.0} if row.load_pct else {}
+    if row.test in ("rises", "rate"):
+        step = 10 * max(row.value, 1.0)
+        return [more | {row.metric: step * turn} for turn in range(40)], [
+            more | {row.metric: 400 * step}
+        ] * 40
+    hit, miss = {"at_most": (row.value, row.value + 1), "below_max": (1.0, 4.0)}.get(
+        row.test, (row.value, 0.0)
+    )
+    if row.test == "below_max":
+        more[f"{row.metric}_max"] = 4.0
+    return [more | {row.metric: hit}] * 40, [more | {row.metric: miss}] * 40
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.rule)
+def test_every_row_waits_for_the_boot_to_settle_is_told_once_and_ends(row: LevelRow) -> None:
+    hits, misses = outlasting(row)
+    name, grace_s = f"{row.device}:0" if row.device != "node" else "node", POLICY.thresholds.boot.grace_s
+    watch = Watch(POLICY, [WatchedNode(name="n1")])
+
+    def fed(samples: list[dict[str, Any]], from_s: float, boot: str) -> list[str]:
+        told = []
+        for turn, values in enumerate(samples):
+            v = {"device": name, "v": values}
+            told += watch.feed(
+                StreamRecord(seq=1, boot=boot, t_unix_s=from_s + turn, node="n1", kind="sample", v=v)
+            )
+        return [out.rule for out in told if isinstance(out, Finding)]
+
+    fed(misses[:2], 0.0, "b1")
+    assert fed(misses[:2] + hits, 1000.0, "b2") == [], "within the grace of its boot"
+    assert fed(misses[:1] + hits, 1000.0 + grace_s, "b2") == [f"level.{row.rule}"]
+    assert fed([misses[-1], hits[-1]] * 2, 1100.0 + grace_s, "b2") == [], "it neither ends nor begins anew"
+    for turn in (1, 2):
+        assert fed(misses, 1200.0 + grace_s + turn * (row.window_s + 100.0), "b2") == []
+    assert watch.verdict("n1") == "healthy"
+    assert watch.findings("n1") == []

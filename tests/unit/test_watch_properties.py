@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from gridagent.wire import StreamRecord
 from gridctl.detect.playback import Playback
 from gridctl.detect.policy import builtin
+from gridctl.detect.policy.hardware import hardware
 from gridctl.detect.watch import Watch
+from gridctl.model.actions import ACTIONS, rung, stronger
 from gridctl.model.findings import SEVERITIES, Decision, Output, WatchedNode
 from gridctl.ports.recording import Recording
 
@@ -172,3 +174,65 @@ def test_a_recording_twice_is_the_same_to_the_byte_and_names_stand_for_nothing(t
     renamed = replayed({"n1": "n3", "n3": "n1"})
     swapped = once.replace(b'"n1"', b'"x"').replace(b'"n3"', b'"n1"').replace(b'"x"', b'"n3"')
     assert sorted(renamed.splitlines()) == sorted(swapped.splitlines())
+
+
+ACTION = st.sampled_from(ACTIONS) | st.text(max_size=3)
+
+
+@given(ACTION, ACTION, ACTION)
+def test_the_ladder_of_actions_is_a_total_order(a: str, b: str, c: str) -> None:
+    assert stronger(a, b) in (a, b)
+    assert stronger(a, b) == stronger(b, a), "of any two, one is the stronger, whoever comes first"
+    assert stronger(stronger(a, b), c) == stronger(a, stronger(b, c))
+    assert rung(stronger(a, b)) == max(rung(a), rung(b)), "more never asks for less"
+
+
+def test_every_action_of_the_policy_has_a_rung() -> None:
+    rows = [*POLICY.xids.values(), *POLICY.recovery.values(), *POLICY.devices.values()]
+    rows += [*hardware().rules.values()]
+    actions = {row.action for row in rows} | {row.action for rows in POLICY.levels.values() for row in rows}
+    assert actions <= set(ACTIONS), actions - set(ACTIONS)
+    assert len(set(ACTIONS)) == len(ACTIONS)
+
+
+LEVELS = [
+    (device, row)
+    for device, rows in POLICY.levels.items()
+    for row in rows
+    if row.test in ("mask", "at_least")
+]
+SIGNAL = st.one_of(
+    st.tuples(st.just("log"), EVENT),
+    st.tuples(st.just("level"), st.sampled_from(LEVELS)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(SIGNAL, min_size=1, max_size=6), st.data())
+def test_a_second_layer_never_lowers_anything(signals: list[Any], data: st.DataObject) -> None:
+    kept = data.draw(st.lists(st.booleans(), min_size=len(signals), max_size=len(signals)))
+
+    def known(keep: list[bool]) -> tuple[int, int, int]:
+        watch, at_s, decided = Watch(POLICY, [WatchedNode(name="n0")]), 1000.0, 0
+        told: list[Output] = []
+        for (what, signal), take in zip(signals, keep, strict=True):
+            at_s += 20.0
+            if not take:
+                continue
+            if what == "log":
+                _, xid, gpu, text = signal
+                told += watch.feed(kmsg(at_s, "n0", xid, gpu, text))
+                continue
+            device, row = signal
+            for turn in range(row.of):
+                v = {"device": f"{device}:0", "v": {row.metric: row.value, "util_pct": 99.0}}
+                told += watch.feed(
+                    StreamRecord(seq=1, boot="b1", t_unix_s=at_s + turn, node="n0", kind="sample", v=v)
+                )
+        decided = any(isinstance(out, Decision) for out in told)
+        findings = watch.findings("n0")
+        worst = max((SEVERITIES.index(f.severity) for f in findings), default=0)
+        return decided, sum(f.preempt_job for f in findings) > 0, worst
+
+    less, more = known(kept), known([True] * len(signals))
+    assert all(b >= a for a, b in zip(less, more, strict=True)), (less, more)

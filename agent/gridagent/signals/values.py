@@ -17,6 +17,8 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
 
 def number(value: object) -> float | None:
     """The value as a number; None for null, NaN, text such as "[N/A]" or "ERR!", and blank sentinels."""
+    if type(value) in (float, int) and -_INT32_BLANK < value < _INT32_BLANK:  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, str):

@@ -15,7 +15,7 @@ from gridctl.model.findings import SEVERITIES
 from gridctl.model.policy import XidOverride
 
 PREEMPT = ("yes", "no", "if-fatal")
-TESTS = ("at_least", "at_most", "mask", "below_max", "rises")
+TESTS = ("at_least", "at_most", "mask", "below_max", "rises", "rate")
 WHEN = ("none", "now", "after_job", "after_restart", "window", "before_admission")
 
 
@@ -63,8 +63,8 @@ class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A value that says something only if it stays: in `count` of the last `of` samples.
 
     `test`: "at_least", "at_most" and "mask" compare with `value`, "below_max" with the metric of the same
-    name and "_max"; "rises" wants `count` increases within `window_s`. With `load_pct` only samples of a
-    device that is used so much count.
+    name and "_max"; "rate" compares what a counter gains a second with `value`; "rises" wants `count`
+    increases within `window_s`. With `load_pct` only samples of a device that is used so much count.
     """
 
     rule: str
@@ -205,6 +205,51 @@ class CorrectedRate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     clear_samples: int
 
 
+class Straggler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a rank lags behind the others of its job."""
+
+    z: float
+    share: float
+    min_s: float
+    samples: int
+    of: int
+    start_steps: int
+    ranks_min: int
+    share_max: float
+    special_step: float
+
+
+class LossSpike(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a loss has left its band."""
+
+    z: float
+    share: float
+    samples: int
+    of: int
+    band: int
+    band_min: int
+
+
+class SharedCause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When findings of several devices or nodes have a cause that lies in none of them."""
+
+    nodes: int
+    gpu_share: float
+    alone_s: float
+    driver_window_s: float
+    driver_chance: float
+    rail_nodes: int
+
+
+class MemoryTrend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When main memory is about to run out."""
+
+    samples: int
+    every_s: float
+    left_s: float
+    share: float
+
+
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The contents of thresholds.toml."""
 
@@ -218,6 +263,10 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     shared_fate: SharedFate
     breaker: BreakerLimits
     progress: Progress
+    straggler: Straggler
+    loss_spike: LossSpike
+    shared_cause: SharedCause
+    memory_trend: MemoryTrend
 
 
 class DetectPolicy(msgspec.Struct, frozen=True, kw_only=True):
