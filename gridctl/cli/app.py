@@ -10,6 +10,7 @@ from gridctl.cli import (
     about,
     cordons,
     demo,
+    detect,
     diagnose,
     doctor,
     freeze,
@@ -17,6 +18,7 @@ from gridctl.cli import (
     journal,
     replay,
     run,
+    simulate,
     swap,
     trust,
     views,
@@ -69,6 +71,8 @@ def _tree() -> None:
     root.add_typer(journal.app, name="journal")
     root.command()(diagnose.diagnose)
     root.command()(replay.replay)
+    root.command()(simulate.simulate)
+    root.add_typer(detect.app, name="detect")
     root.command()(demo.demo)
     root.command()(watch.watch)
     root.command()(doctor.doctor)
