@@ -72,7 +72,7 @@ class Watch:
         return outputs + list(self._progress.tick(now_unix_s, self._reason, self._busy))
 
     def _busy(self, names: set[str], since_unix_s: float) -> bool:
-        return any(self._nodes[name].busy_unix_s >= since_unix_s for name in names if name in self._nodes)
+        return any(self._nodes[name].busy(since_unix_s) for name in names if name in self._nodes)
 
     def _reason(self, names: set[str], since_unix_s: float) -> str:
         """Why a job may have stopped: what is known of its nodes."""

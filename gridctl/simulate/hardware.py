@@ -22,6 +22,7 @@ def xid(gpu: int, number: int, text: str, process: str = "pid=51200, name=python
 
 
 def advice(gpu: int, action: int) -> str:
+    """The driver's word on which recovery it now needs."""
     return xid(gpu, 154, f"GPU recovery action changed from 0x0 (None) to 0x{action:x} ({RECOVERY[action]})")
 
 

@@ -66,7 +66,8 @@ def _rack_reboots(story: Story, chance: random.Random) -> Counts:
                 f"gpu:{gpu}",
                 nvlink_down=chance.randint(1, 18),
             )
-        story.look(t_s, node.name)
+        if index % 18 < 2:
+            story.look(t_s, node.name)
         story.nothing("planned-reboot", t_s, node.name)
     for job in story.fleet.jobs:
         story.ended.append(Span(_BEGIN_S - 60.0, _BEGIN_S + 1500.0, job))
@@ -208,9 +209,9 @@ def _mass_fault(story: Story, chance: random.Random) -> Counts:
         t_s = round(_BEGIN_S + chance.uniform(0.0, 8.0), 3)
         story.kernel(t_s, node, xid(0, 79, "GPU has fallen off the bus."))
         story.mute(t_s, 1e9, node, "gpu:0")
-        story.look(t_s, node)
         known = {"preempt_job": True, "signal": "streamed", "group_cap": True}
         story.fault("bus-loss", t_s, node, "gpu:0", "gpu_lost", **known)
+    story.look(_BEGIN_S, *nodes[:3])
     story.ended.append(Span(_BEGIN_S, 1e9, "train-1"))
     return {"evictions_max": 4, "evictions": 4}
 

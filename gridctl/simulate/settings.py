@@ -21,6 +21,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
+    """How nodes and jobs lie."""
+
     gpus: int
     rack_nodes: int
     zone_racks: int
@@ -29,6 +31,8 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class Pace(msgspec.Struct, frozen=True):
+    """How often what is reported."""
+
     beat_s: int
     sample_s: int
     probe_s: int
@@ -39,6 +43,8 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Faults(msgspec.Struct, frozen=True):
+    """How faults hang together, and what people do about them."""
+
     frailty_shape: float
     burst_share: float
     burst_s: float
@@ -51,6 +57,8 @@ class Faults(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
+    """The file fleet.toml."""
+
     layout: Layout
     pace: Pace
     faults: Faults
@@ -58,12 +66,14 @@ class Settings(msgspec.Struct, frozen=True):
 
 @cache
 def settings() -> Settings:
+    """What fleet.toml says."""
     text = files("gridctl.simulate").joinpath("data", "fleet.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), Settings)
 
 
 @cache
 def causes() -> dict[str, Cause]:
+    """What classes.tsv says, by class."""
     text = files("gridctl.simulate").joinpath("data", "classes.tsv").read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
     return {
