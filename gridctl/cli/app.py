@@ -11,6 +11,7 @@ from gridctl.cli import (
     collect,
     cordons,
     demo,
+    detect,
     diagnose,
     doctor,
     freeze,
@@ -21,6 +22,7 @@ from gridctl.cli import (
     replay,
     risk,
     run,
+    simulate,
     swap,
     trust,
     views,
@@ -77,6 +79,8 @@ def _tree() -> None:
     root.command()(record.record)
     root.command()(replay.replay)
     root.add_typer(policy.app, name="policy")
+    root.command()(simulate.simulate)
+    root.add_typer(detect.app, name="detect")
     root.command()(demo.demo)
     root.command()(watch.watch)
     root.command()(doctor.doctor)

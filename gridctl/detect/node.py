@@ -68,6 +68,7 @@ class NodeWatch:
         self._earlier_boots: dict[str, None] = {}
         self._heard_unix_s = float("-inf")
         self.busy_unix_s = float("-inf")  #: when a GPU was last seen in use, by the reader's clock
+        self._busy_from_unix_s: dict[str, float] = {}  #: GPU -> since when each of its samples was busy
         self.explained_unix_s = float("-inf")  #: when something was last said that may end a job, likewise
         self._rhythm = Rhythm()
         self._stale = Stale()
@@ -139,6 +140,7 @@ class NodeWatch:
             if len(self._earlier_boots) > _BOOTS_MAX:
                 del self._earlier_boots[next(iter(self._earlier_boots))]
             self._forget()
+            self._busy_from_unix_s.clear()
             self._boot_unix_s = record.t_unix_s
             self._stale.booted(record.t_unix_s)
             if self.holds.pop("reboot", None):
@@ -151,6 +153,12 @@ class NodeWatch:
         if silent_s == float("inf"):
             return 0.0
         return silent_s if self._rhythm.silent(silent_s, self._policy.thresholds.heartbeat) else 0.0
+
+    def busy(self, since_unix_s: float) -> bool:
+        """Was a GPU in use at that time, in every sample since, and is that known of a sample after it?"""
+        if self.busy_unix_s < since_unix_s:
+            return False
+        return any(begin_unix_s <= since_unix_s for begin_unix_s in self._busy_from_unix_s.values())
 
     def tick(self, now_unix_s: float) -> Iterator[Output]:
         """Lets time pass. `now_unix_s` is the reader's clock."""
@@ -255,19 +263,27 @@ class NodeWatch:
         if not name.startswith("gpu:"):
             return levels
         load_pct = number(values.get("util_pct"))
-        if load_pct is not None and load_pct >= self._policy.thresholds.progress.busy_util_pct:
-            self.busy_unix_s = self._heard_unix_s
         if name not in self._devices:
             if len(self._devices) >= _DEVICES_MAX:
                 return ()
             self._devices[name] = Device(self._policy, self.facts.name, name)
         if isinstance(pci := v.get("pci"), str) and len(self._device_names) < _DEVICES_MAX:
             self._named(pci, name)
+        if load_pct is not None:
+            self._loaded(name, load_pct >= self._policy.thresholds.progress.busy_util_pct)
         found = self._devices[name].feed(t_unix_s, values)
         if settling:
             return found
         answers = self._sources.sample(name, values)
         return chain(found, levels, answers, self._blind.feed(t_unix_s, name, values))
+
+    def _loaded(self, name: str, busy: bool) -> None:
+        """A GPU says whether it is in use."""
+        if busy:
+            self.busy_unix_s = self._heard_unix_s
+            self._busy_from_unix_s.setdefault(name, self._heard_unix_s)
+        else:
+            self._busy_from_unix_s.pop(name, None)
 
     def _in_full(self, name: str) -> None:
         """A sample is not passed over: what those before it said of the time is caught up on."""
@@ -322,8 +338,8 @@ class NodeWatch:
         if now_unix_s > self._heard_unix_s:
             self._heard_unix_s = now_unix_s
         load = body.v.util_pct
-        if type(load) is int and load >= shape.busy and body.device.startswith("gpu:"):
-            self.busy_unix_s = self._heard_unix_s
+        if type(load) is int and body.device.startswith("gpu:"):
+            self._loaded(body.device, load >= shape.busy)
         return True
 
     def beats(self, line: Any, now_unix_s: float) -> bool:
@@ -389,6 +405,10 @@ class NodeWatch:
         if known is None or advised or _weight(found) > _weight(known):
             self.findings[key] = found
             yield self._as_told(found)
+        elif found.layer == "kernel" and found.t_unix_s - known.t_unix_s >= _AGAIN_S:
+            # A line tells of an event: after a quiet hour the same is another one.
+            self.findings[key] = msgspec.structs.replace(known, t_unix_s=found.t_unix_s, why=found.why)
+            yield self._as_told(self.findings[key])
         else:
             self.findings[key] = msgspec.structs.replace(known, t_unix_s=found.t_unix_s)  # seen again
 

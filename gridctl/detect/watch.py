@@ -91,7 +91,7 @@ class Watch:
         return [found] if isinstance(found, Finding) else []
 
     def _busy(self, names: set[str], since_unix_s: float) -> bool:
-        return any(self._nodes[name].busy_unix_s >= since_unix_s for name in names if name in self._nodes)
+        return any(self._nodes[name].busy(since_unix_s) for name in names if name in self._nodes)
 
     def _reason(self, names: set[str], since_unix_s: float) -> str:
         """Why a job may have stopped: what is known of its nodes."""

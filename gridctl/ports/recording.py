@@ -17,6 +17,7 @@ import msgspec
 from gridagent.wire import StreamRecord
 from gridctl.errors import ConfigError
 from gridctl.model.findings import WatchedNode
+from gridctl.model.truth import Truth
 
 #: Libraries that read Zstandard, the first that is installed is taken.
 _ZSTD = ("compression.zstd", "zstandard", "pyzstd")
@@ -102,6 +103,25 @@ class Recording:
                 continue
             return cast(BinaryIO, self._closing.enter_context(library.open(raw, "rb")))
         raise ConfigError(f"{path} is packed with Zstandard: pip install zstandard, or unpack it (zstd -d)")
+
+
+def truth_path(recording: Path) -> Path:
+    """Where the truth of a recording stands: NAME.truth.json beside NAME.jsonl, NAME.jsonl.gz or .zst."""
+    name = recording.name
+    for ending in (".gz", ".zst", ".jsonl"):
+        name = name.removesuffix(ending)
+    return recording.with_name(f"{name}.truth.json")
+
+
+def truth_of(recording: Path) -> Truth:
+    """What really happened. Raises `ConfigError` where that is not known or cannot be read."""
+    path = truth_path(recording)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Truth)
+    except FileNotFoundError:
+        raise ConfigError(f"{recording} cannot be scored: its truth, {path}, is not there") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no truth of a recording: {error}") from None
 
 
 def _whole(lines: BinaryIO) -> Iterator[bytes]:

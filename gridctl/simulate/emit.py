@@ -1,0 +1,168 @@
+"""Plays a story: the records of a fleet, in order of time, one second after the other.
+
+Memory holds the story and one second of records, however long it lasts.
+"""
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from operator import itemgetter
+
+from gridagent.wire import StreamRecord
+from gridctl.simulate.actors import Actor, Job
+from gridctl.simulate.layout import pci
+from gridctl.simulate.machine import NIC
+from gridctl.simulate.script import written
+from gridctl.simulate.settings import settings
+from gridctl.simulate.story import Crowd, Line, Story
+
+Told = tuple[float, str, str, str, dict[str, object]]  #: time, node, boot, kind, fields
+
+
+class Stage:
+    """The fleet while a story is played."""
+
+    def __init__(self, story: Story) -> None:
+        fleet = story.fleet
+        chance = fleet.chance("values")
+        self._pace = settings().pace
+        self._chance = chance
+        self.actors = [Actor(index, facts, chance) for index, facts in enumerate(fleet.nodes)]
+        self.named = {actor.name: actor for actor in self.actors}
+        self.jobs = {name: Job(name, chance) for name in fleet.jobs}
+        self.dense: dict[str, Actor] = {}
+        self._pci = [pci(gpu) for gpu in range(fleet.gpus)]
+        self._lag_s = [round(0.9 * index / len(self.actors), 4) for index in range(len(self.actors))]
+        self._out: list[Told] = []
+        self._ahead: list[tuple[float, int, Line, Iterator[Line]]] = []
+        self._told = 0
+        for name, members in fleet.jobs.items():
+            for rank, member in enumerate(members):
+                self.named[member].rank = self.named[member].own_rank = (self.jobs[name], rank)
+        self._script = written(story, self)
+
+    def play(self, hours: float) -> Iterator[StreamRecord]:
+        """The records of so many hours."""
+        due = seq = 0
+        for second in range(int(hours * 3600)):
+            while due < len(self._script) and self._script[due][0] < second + 1:
+                self._script[due][2]()
+                due += 1
+            while self._ahead and self._ahead[0][0] < second + 1:
+                _, _, line, stream = heappop(self._ahead)
+                self.tell(line)
+                self._pour(stream)
+            self._beats(second)
+            self._samples(second)
+            self._probes(second)
+            self._progress(second)
+            self._out.sort(key=itemgetter(0))
+            for t_s, node, boot, kind, v in self._out:
+                seq += 1
+                yield StreamRecord(seq, boot, t_s, node, kind, v)
+            self._out.clear()
+
+    # -- the regular records
+
+    def _beats(self, second: int) -> None:
+        every = self._pace.beat_s
+        for actor in self.actors if second == 0 else self.actors[second % every :: every]:
+            t_s = round(second + self._lag_s[actor.index], 4)
+            if not actor.silences or not actor.silent(t_s):
+                self._beat(actor, t_s)
+
+    def _beat(self, actor: Actor, t_s: float) -> None:
+        actor.beats += 1
+        self._add(t_s, actor, "beat", {"boot": actor.boot, "seq": actor.beats})
+
+    def _samples(self, second: int) -> None:
+        for actor in self.actors[second % self._pace.sample_s :: self._pace.sample_s]:
+            if not actor.dense:
+                self._sample(actor, second)
+        for actor in self.dense.values():
+            self._sample(actor, second)
+
+    def _sample(self, actor: Actor, second: int) -> None:
+        t_s = round(second + self._lag_s[actor.index], 4)
+        if actor.silences and actor.silent(t_s):
+            return
+        bits = self._chance.getrandbits(16 * len(actor.gpus) + 16)
+        idle, sound = actor.idle(), actor.sound
+        for number, device in enumerate(actor.gpus):
+            v = sound.gpu(number, bits & 0xFFFF, idle)
+            bits >>= 16
+            if actor.patches:
+                self._changed(actor, t_s, device, v)
+            self._add(t_s, actor, "sample", {"device": device, "pci": self._pci[number], "v": v})
+        for device, v in ((NIC, sound.nic(t_s)), ("psu:0", sound.psu(bits)), ("node", sound.node(bits))):
+            if actor.patches:
+                self._changed(actor, t_s, device, v)
+            self._add(t_s, actor, "sample", {"device": device, "v": v})
+
+    def _changed(self, actor: Actor, t_s: float, device: str, v: dict[str, object]) -> None:
+        for patch in actor.patches:
+            if patch.begin <= t_s < patch.end and patch.device in (device, device.partition(":")[0]):
+                patch.change(t_s, v)
+
+    def _probes(self, second: int) -> None:
+        for actor in self.actors[second % self._pace.probe_s :: self._pace.probe_s]:
+            for step in self._pace.observer_steps:
+                target = self.actors[(actor.index + step) % len(self.actors)]
+                if not target.dense:
+                    self._probe(actor, target, second)
+        if second % self._pace.dense_probe_s == 0:
+            for target in self.dense.values():
+                for step in self._pace.observer_steps:
+                    self._probe(self.actors[(target.index - step) % len(self.actors)], target, second)
+
+    def _probe(self, observer: Actor, target: Actor, second: int) -> None:
+        t_s = round(second + self._lag_s[observer.index], 4)
+        if observer is target or (observer.silences and observer.silent(t_s)):
+            return
+        missed = bool(target.silences) and target.missed(observer.name, t_s)
+        self._add(t_s, observer, "probe", {"target": target.name, "rtt_us": None if missed else 11.0})
+
+    def _progress(self, second: int) -> None:
+        for actor in self.actors[second % self._pace.progress_s :: self._pace.progress_s]:
+            t_s = round(second + self._lag_s[actor.index], 4)
+            if actor.rank is None or (actor.silences and actor.silent(t_s)):
+                continue
+            job, rank = actor.rank
+            if job.stopped or job.hung:
+                continue
+            loss = None if job.no_number else round(2.0 + (second % 97) / 1000, 3)
+            fields = {"job": job.name, "rank": rank, "step": job.step(t_s), "loss": loss}
+            self._add(t_s, actor, "progress", {**fields, "step_s": job.step_s, "grad_norm": 0.6})
+
+    def _add(self, t_s: float, actor: Actor, kind: str, v: dict[str, object]) -> None:
+        self._out.append((t_s, actor.name, actor.boot, kind, v))
+
+    # -- what happens beside them
+
+    def tell(self, line: Line) -> None:
+        """A record out of the story, if its node can be heard."""
+        actor = self.named[line.node]
+        if actor.silent(line.t) and line.kind != "note":
+            return
+        v = line.v
+        if v.get("source") == "kmsg":
+            v = {**v, "line": actor.kernel_line(line.t if line.stamp_t is None else line.stamp_t, v["line"])}
+        self._add(line.t, actor, line.kind, v)
+
+    def boot(self, t_s: float, actor: Actor) -> None:
+        """The node is up again: its first word is a beat."""
+        actor.rebooted(t_s)
+        self._beat(actor, t_s)
+
+    def crowd(self, crowd: Crowd) -> None:
+        """Begins to tell the lines of a crowd."""
+        self._pour(iter(crowd.make()))
+
+    def _pour(self, stream: Iterator[Line]) -> None:
+        if (line := next(stream, None)) is not None:
+            self._told += 1
+            heappush(self._ahead, (line.t, self._told, line, stream))
+
+
+def play(story: Story, hours: float) -> Iterator[StreamRecord]:
+    """The records of a story."""
+    return Stage(story).play(hours)
