@@ -39,7 +39,6 @@ READING = [
         "incidents --all",
         "run list",
         "risk",
-        "risk n1",
         "risk --skill",
     ),
     *("doctor", "version"),

@@ -13,7 +13,6 @@ CELLS = [
     ("STANDING-target1", "target"),  # old
     ("PREPARED-source1", "source"),  # recovered
     ("RUNNING-chair", "target"),  # recovered
-    ("RUNNING-chair", "chair"),  # requeued
     ("PREPARED-target1", "controller"),  # new
     ("DECIDED-chair", "target"),  # returned
     ("COMMITTED-chair", "source"),  # new

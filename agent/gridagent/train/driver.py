@@ -370,7 +370,7 @@ class Driver:
 
     def _freeze(self) -> None:
         session = self._session
-        session.handovers.frozen = True
+        session.handovers.freeze()
         session.is_owner = False
         if CONTEXT.link is not None:
             CONTEXT.link.send(session.hello())

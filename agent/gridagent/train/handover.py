@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from gridagent.train.session import Session
 
 
+#: A source hears of the commit within this time after the others run, unless it is not frozen at all.
+_COMMIT_S = 10.0
+
+
 class Handovers:
     """What the agent may ask of this process about hand-overs. At most one is live at a time."""
 
@@ -139,7 +143,18 @@ class Handovers:
         self._get(str(args["handover"])).cancel(str(args.get("reason", "aborted")))
         return {}
 
+    def freeze(self) -> None:
+        """The rank is given away."""
+        with self._changed:
+            self.frozen = True
+            self._changed.notify_all()
+
     def _release(self, args: dict[str, Any]) -> Any:
+        driver = self._driver
+        if driver is not None and driver.handover == args.get("handover"):
+            # The others run without asking the old process: it may be told to go before it heard of Commit.
+            with self._changed:
+                self._changed.wait_for(lambda: self.frozen, timeout=_COMMIT_S)
         if not self.frozen:
             raise HandoverError("this process holds its rank: only a frozen source can be released")
         threading.Timer(0.2, end_process, args=(self._session, "released", 0)).start()
