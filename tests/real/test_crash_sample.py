@@ -15,8 +15,6 @@ CELLS = [
     ("RUNNING-chair", "target"),  # recovered
     ("PREPARED-target1", "controller"),  # new
     ("DECIDED-chair", "target"),  # returned
-    ("COMMITTED-chair", "source"),  # new
-    ("COMMITTED-target1", "chair's agent"),  # new
     ("ENDING-chair", "source's agent"),  # new
 ]
 
