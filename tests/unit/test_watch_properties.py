@@ -199,7 +199,8 @@ LEVELS = [
     (device, row)
     for device, rows in POLICY.levels.items()
     for row in rows
-    if row.test in ("mask", "at_least")
+    # What brakes or throttles is judged by its place as well: a shared cause weighs less than a device's own.
+    if row.test in ("mask", "at_least") and row.layer not in ("power", "thermal")
 ]
 SIGNAL = st.one_of(
     st.tuples(st.just("log"), EVENT),
