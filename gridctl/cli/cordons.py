@@ -15,6 +15,7 @@ from gridctl.cli.views import NODES
 from gridctl.errors import Refused
 from gridctl.model.fleet import Node
 from gridctl.model.plans import DryCall
+from gridctl.runbook.dry import leases
 
 
 def uncordon(
@@ -44,9 +45,5 @@ def _calls(nodes: Sequence[Node], name: str) -> list[DryCall]:
     urls = {node.name: node.url for node in nodes}
     if name not in urls:
         raise Refused("unknown-node", f"the fleet has no node {name!r}; `gridctl nodes` lists them")
-    calls = [
-        DryCall(step="lease", when="do", method="POST", url=f"{url}/v1/lease", args={"ttl_s": "..."})
-        for _, url in sorted(urls.items())
-    ]
     ops = DryCall(step="uncordon", when="do", method="POST", url=f"{urls[name]}/v1/ops", kind="node.uncordon")
-    return [*calls, ops]
+    return [*leases(urls), ops]
