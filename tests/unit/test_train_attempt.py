@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gridagent.train import window as window_module
-from gridagent.train.deputy import assemble, of_boundary
+from gridagent.train.deputy import assemble, entries_of, of_boundary
 from gridagent.train.errors import SessionError
 from gridagent.train.memory import Keeper, shift
-from gridagent.train.rng import Rng, entries_of
+from gridagent.train.rng import Rng
 from gridagent.train.state import Entry, RankState, StateError, digests
 from gridagent.train.tolerance import called_by_script, fill
 from gridagent.train.window import Window
@@ -102,10 +102,10 @@ def step_of(ward: Rank, deputy: Rank, step: int, tail: Callable[[], None] = lamb
         rank.forward_backward(step)
     torch.manual_seed(step)
     random.seed(step)
-    rng = Rng.read(ward.state)
+    rng = Rng.read(ward.state.generators)
     letter = ward.keeper.write(step)
     torch.manual_seed(99)
-    own = Rng.read(deputy.state)
+    own = Rng.read(deputy.state.generators)
     deputy.keeper.write(step)
     deputy.keeper.take(step, letter)
     deputy.keeper.applied(step)
@@ -398,21 +398,21 @@ def test_random_states_come_back_and_travel(seed: int, draws: int, gauss: bool) 
     torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
     if gauss:
         random.gauss(), np.random.standard_normal()
-    rng = Rng.read(state)
-    assert rng.same(Rng.read(state))
+    rng = Rng.read(state.generators)
+    assert rng.same(Rng.read(state.generators))
     told = state.rng_entries()
     assert digests(entries_of(rng.pack())) == digests(told)
     assert [entry.name for entry in entries_of(rng.pack())] == [entry.name for entry in told]
     for _ in range(draws):
         torch.randn(1), random.random(), np.random.rand(), torch.randn(1, generator=state.generators["noise"])
-    assert rng.same(Rng.read(state)) == (draws == 0)
+    assert rng.same(Rng.read(state.generators)) == (draws == 0)
     rng.put_back()
     assert digests(state.rng_entries()) == digests(told)
 
 
 def test_packed_random_states_that_are_damaged_are_refused() -> None:
     with pytest.raises(StateError, match="damaged"):
-        entries_of(Rng.read(RankState()).pack()[:-1])
+        entries_of(Rng.read({}).pack()[:-1])
 
 
 # --------------------------------------------------------------------------------------------- tolerance

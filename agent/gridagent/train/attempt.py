@@ -312,9 +312,7 @@ class Attempts:
             try:
                 job = session.jobs.get(timeout=max(0.0, until_s - time.monotonic()))
             except queue.Empty:
-                if (
-                    session.handovers.frozen
-                ):  # it has given its rank away; whoever does not release it is late
+                if session.handovers.frozen:  # its rank is given away, and whoever releases it is late
                     until_s = time.monotonic() + hold_s
                     continue
                 self._requeue(f"nobody made the groups anew within {hold_s:g} s ({why})")

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
 from torch import Tensor
 
 from gridagent.train.memory import Boundary, Keeper, Packed, Ward
-from gridagent.train.rng import entries_of
-from gridagent.train.state import Entry, RankState, StateError
+from gridagent.train.rng import Rng
+from gridagent.train.state import Entry, RankState, StateError, rng_entries_of
 from gridagent.train.window import Kept, Window
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def of_boundary(
         entries += window.ended_trees[name].entries(name)
     for name in state.loaders:
         entries += _unpacked(name, "other", ended.loaders[name])
-    rng = entries_of(ended.rng.pack())
+    rng = rng_entries_of(ended.rng)
     return [*entries, *rng], lambda: rng
 
 
@@ -119,6 +120,14 @@ def _tree(name: str, ward: Ward, now: Kept) -> list[Entry]:
     if ours is None or not ours.same(now):
         raise StateError(f"{name} is rank-local and changed after the vote: it cannot be recovered")
     return _unpacked(name, "other", ward.letter.trees[name])
+
+
+def entries_of(packed: bytes) -> list[Entry]:
+    """What `RankState.rng_entries` would have given where this was packed. Raises `StateError`."""
+    try:
+        return rng_entries_of(Rng.unpack(packed))
+    except msgspec.MsgspecError as error:
+        raise StateError(f"packed random states are damaged: {error}") from None
 
 
 def _unpacked(name: str, category: str, packed: Packed) -> list[Entry]:

@@ -100,8 +100,7 @@ class Driver:
         self._events: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._member: Member | None = None
         self._deputies: dict[str, Member] = {}  #: party -> the machine of a dead rank that we speak for
-        self._standing = False  #: the job stands in a spoilt step
-        self._boundary = -1  #: where all stand already, in such a job
+        self._boundary = -1  #: where all stand, if the job stands in a spoilt step
         self._chair: Chair | None = None
         self._channels = Channels(handover, members, self._expires_s, self._heard, self._lost)
         self._next = NextEpoch()
@@ -146,7 +145,6 @@ class Driver:
         if order.me.session != order.chair.session:
             self._channels.call(link, order.chair, "star", order.me)
             self._next.reach(order.store)
-        self._standing = order.standing
         for deputy in deputies(order.me, order.members):
             self._become_deputy(order, plan, deputy)
         if order.standing and me.role != "target":
@@ -205,7 +203,7 @@ class Driver:
             if (came := self._channels.wait_star(others, order.arm_deadline_s)) < others:
                 raise HandoverError(f"only {came} of {others} members reached the chair")
             self._chair = Chair(plan)
-            now = self._boundary - plan.lead_steps if self._standing else self._session.step
+            now = self._boundary - plan.lead_steps if self._boundary >= 0 else self._session.step
             self.post("chair", Start(now))
             for party in self._gone:  # before there was a chair to hear it
                 self.post("chair", Lost(party))
@@ -290,7 +288,7 @@ class Driver:
                 for effect in effects:
                     if isinstance(effect, StopAt):
                         self._session.stop_at = effect.boundary
-            if self._standing and self._session.standing and self._session.step == self._session.stop_at:
+            if self._boundary >= 0 and self._session.standing and self._session.step == self._session.stop_at:
                 self.post(name, ReachedBoundary(self._session.step))  # it stood there before it was told to
         else:
             effects = machine.on(event, time.monotonic())
@@ -302,7 +300,7 @@ class Driver:
     def _begun(self) -> int:
         if not self._session.is_owner:
             return -1
-        return self._session.step - 1 if self._standing else self._session.step  # a spoilt step is none
+        return self._session.step - 1 if self._boundary >= 0 else self._session.step  # a spoilt step is none
 
     def _entered(self, name: str, phase: Phase) -> None:
         """A machine changed its phase: noted for the report, the agent's spool and the crash matrix."""

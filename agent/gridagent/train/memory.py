@@ -19,8 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gridagent.train.errors import SessionError
+from gridagent.train.packing import memory_of
 from gridagent.train.rng import Rng
-from gridagent.train.state import Entry, RankState, StateError, memory_of, tree_entries
+from gridagent.train.state import Entry, RankState, StateError, tree_entries
 from gridagent.train.window import BufferCopy, Buffers, Kept, keep_trees
 
 if TYPE_CHECKING:
@@ -206,7 +207,9 @@ class Keeper:
         if own is None:
             return
         at_end = self._read_loaders() if loaders else own.loaders
-        now = Boundary(own.step + 1, Rng.read(self._state), self.buffers.copy(), self._read_extra(), at_end)
+        now = Boundary(
+            own.step + 1, Rng.read(self._state.generators), self.buffers.copy(), self._read_extra(), at_end
+        )
         self.ended = now
         changed = [] if own.rng.same(now.rng) else ["random states"]
         self.tail |= self.buffers.changed(own.buffers, now.buffers, self.tail)
@@ -228,7 +231,7 @@ class Keeper:
             )
 
     def _read(self, step: int) -> _Own:
-        rng = Rng.read(self._state)
+        rng = Rng.read(self._state.generators)
         loaders = self._read_loaders()
         drawn = bool(loaders) and not torch.equal(torch.get_rng_state(), rng.tensors["rng/torch"])
         if drawn:

@@ -4,6 +4,7 @@
 inverse. Anything else is refused by name, so that nothing travels that would be code on arrival.
 """
 
+import ctypes
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -89,3 +90,13 @@ def _from_plain(value: Any, tensors: list[torch.Tensor]) -> Any:
             return numpy.frombuffer(value[2], dtype=value[1])[0]
         return numpy.frombuffer(value[3], dtype=value[1]).reshape(value[2]).copy()
     raise ValueError(f"unknown kind {kind!r}")
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor as a writable byte view (torch gives none without numpy)."""
+    count = tensor.numel() * tensor.element_size()
+    if count == 0:
+        return memoryview(bytearray())
+    array = (ctypes.c_char * count).from_address(tensor.data_ptr())
+    array.owner = tensor  # type: ignore[attr-defined]  # the view keeps the memory alive
+    return memoryview(array).cast("B")

@@ -1,6 +1,7 @@
 """The random states of a process as one value: read once, compared, put back, packed small.
 
-`RankState.rng_entries` gives the same states in the form in which a rank's state moves.
+Which random states belong to a rank stands here alone; `state.rng_entries_of` brings them into the form in
+which a rank's state moves.
 """
 
 import ctypes
@@ -13,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from gridagent.train.state import Entry, RankState, StateError, memory_of, tree_entries
+from gridagent.train.packing import memory_of
 
 #: 624 words and the position in them.
 _MT19937_BYTES = 625 * 4
@@ -37,20 +38,20 @@ class Rng:
     """Every random state that is part of a rank."""
 
     generators: dict[str, torch.Generator]  #: the registered ones
-    tensors: dict[str, Tensor]  #: name as in `RankState.rng_entries` -> state
+    tensors: dict[str, Tensor]  #: name of the part of the rank's state -> random state
     python: tuple[Any, ...]
     numpy: tuple[Any, ...] | None
 
     @classmethod
-    def read(cls, state: RankState) -> "Rng":
-        """The random states as they are now."""
+    def read(cls, generators: dict[str, torch.Generator]) -> "Rng":
+        """The random states as they are now; `generators` are those that the script has registered."""
         tensors = {"rng/torch": torch.get_rng_state()}
         if torch.cuda.is_available():
             for i, value in enumerate(torch.cuda.get_rng_state_all()):
                 tensors[f"rng/cuda:{i}"] = value
-        for name, generator in state.generators.items():
+        for name, generator in generators.items():
             tensors[f"rng/{name}"] = generator.get_state()
-        return cls(state.generators, tensors, random.getstate(), _numpy_state())
+        return cls(generators, tensors, random.getstate(), _numpy_state())
 
     def same(self, other: "Rng") -> bool:
         """Has nobody drawn a random number between the two?"""
@@ -79,6 +80,25 @@ class Rng:
         tensors = [bytes(memory_of(value)) for value in self.tensors.values()]
         return _encode(_Packed(list(self.tensors), tensors, self.python, _plain(self.numpy)))
 
+    @classmethod
+    def unpack(cls, packed: bytes) -> "Rng":
+        """What `pack` was called of, in another process: to be moved on, not to be put back here.
+
+        Raises `msgspec.MsgspecError` for damaged bytes.
+        """
+        told = _decode(packed)
+        tensors = {
+            name: torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            for name, data in zip(told.names, told.tensors, strict=True)
+        }
+        numpy_state: tuple[Any, ...] | None = None
+        if told.numpy is not None:
+            import numpy
+
+            key = numpy.frombuffer(told.numpy[1], dtype=numpy.uint32).copy()
+            numpy_state = (told.numpy[0], key, *told.numpy[2:])
+        return cls({}, tensors, told.python, numpy_state)
+
 
 #: The bytes of numpy's generator, and its whole state, as they were last.
 _numpy_seen: dict[bytes, tuple[Any, ...]] = {}
@@ -105,23 +125,3 @@ def _numpy_state() -> tuple[Any, ...] | None:
 
 def _plain(numpy: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
     return None if numpy is None else (numpy[0], numpy[1].tobytes(), *numpy[2:])
-
-
-def entries_of(packed: bytes) -> list[Entry]:
-    """What `RankState.rng_entries` would have given where `packed` was made. Raises `StateError`."""
-    try:
-        told = _decode(packed)
-    except msgspec.MsgspecError as error:
-        raise StateError(f"packed random states are damaged: {error}") from None
-    tensors = {
-        name: Entry(name, "rng", torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        for name, data in zip(told.names, told.tensors, strict=True)
-    }
-    devices = [name for name in tensors if name == "rng/torch" or name.startswith("rng/cuda:")]
-    entries = [*(tensors.pop(name) for name in devices), *tree_entries("rng/python", "rng", told.python)]
-    if told.numpy is not None:
-        import numpy
-
-        key = numpy.frombuffer(told.numpy[1], dtype=numpy.uint32).copy()
-        entries += tree_entries("rng/numpy", "rng", (told.numpy[0], key, *told.numpy[2:]))
-    return [*entries, *tensors.values()]

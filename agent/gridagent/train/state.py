@@ -7,7 +7,6 @@ Categories: parameters, optimizer, buffers, rng, other (scheduler, scaler, loade
 A digest is SHA-256 over "name dtype shape sha256(bytes)" of a category's entries, in order of name.
 """
 
-import ctypes
 import hashlib
 import os
 import random
@@ -19,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gridagent.train.packing import PackError, pack, unpack
+from gridagent.train.packing import PackError, memory_of, pack, unpack
+from gridagent.train.rng import Rng
 
 CATEGORIES = ("parameters", "optimizer", "buffers", "rng", "other")
 
@@ -69,16 +69,6 @@ def unwrap(module: nn.Module) -> nn.Module:
 def flat_bytes(tensor: Tensor) -> Tensor:
     """A contiguous tensor as one-dimensional uint8, sharing memory."""
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def memory_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor as a writable byte view (torch gives none without numpy)."""
-    count = tensor.numel() * tensor.element_size()
-    if count == 0:
-        return memoryview(bytearray())
-    array = (ctypes.c_char * count).from_address(tensor.data_ptr())
-    array.owner = tensor  # type: ignore[attr-defined]  # the view keeps the memory alive
-    return memoryview(array).cast("B")
 
 
 class RankState:
@@ -132,16 +122,7 @@ class RankState:
 
     def rng_entries(self) -> list[Entry]:
         """Every random state of the process that is part of the rank."""
-        entries = [Entry("rng/torch", "rng", torch.get_rng_state())]
-        if torch.cuda.is_available():
-            entries += [
-                Entry(f"rng/cuda:{i}", "rng", state) for i, state in enumerate(torch.cuda.get_rng_state_all())
-            ]
-        entries += tree_entries("rng/python", "rng", random.getstate())
-        if (numpy := sys.modules.get("numpy")) is not None:
-            entries += tree_entries("rng/numpy", "rng", numpy.random.get_state())
-        entries += [Entry(f"rng/{name}", "rng", gen.get_state()) for name, gen in self.generators.items()]
-        return entries
+        return rng_entries_of(Rng.read(self.generators))
 
     def blockers(self) -> list[tuple[str, str, bool]]:
         """(code, text, fatal) for what forbids a swap, or bit identity; `inventory` raises the rest."""
@@ -266,6 +247,16 @@ def _loose_tensors(name: str, module: nn.Module) -> list[str]:
             if not key.startswith("_") and isinstance(value, Tensor):
                 found.append(f"{name}/{path}.{key}" if path else f"{name}/{key}")
     return found
+
+
+def rng_entries_of(rng: Rng) -> list[Entry]:
+    """Random states in the form in which a rank's state moves."""
+    tensors = {name: Entry(name, "rng", value) for name, value in rng.tensors.items()}
+    devices = [name for name in tensors if name == "rng/torch" or name.startswith("rng/cuda:")]
+    entries = [*(tensors.pop(name) for name in devices), *tree_entries("rng/python", "rng", rng.python)]
+    if rng.numpy is not None:
+        entries += tree_entries("rng/numpy", "rng", rng.numpy)
+    return [*entries, *tensors.values()]
 
 
 def tree_entries(name: str, category: str, tree: Any) -> list[Entry]:

@@ -22,8 +22,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from gridagent.train.packing import memory_of
 from gridagent.train.sealed import GATHER_BYTES, SealedError, SealedSocket
-from gridagent.train.state import Entry, RankState, category_digests, flat_bytes, memory_of
+from gridagent.train.state import Entry, RankState, category_digests, flat_bytes
 from gridagent.train.state import digests as state_digests
 
 CHUNK_BYTES = 4 << 20

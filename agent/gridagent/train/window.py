@@ -236,7 +236,7 @@ class Window:
 
     def _keep(self) -> None:
         state = self._state
-        self.rngs = [Rng.read(state)]
+        self.rngs = [Rng.read(state.generators)]
         self._copy = self.buffers.copy()
         self._extra = [Kept.of(name, module.get_extra_state()) for name, module in self.buffers.extra]
         self._trees = keep_trees(state)
@@ -279,7 +279,7 @@ class Window:
 
     def more(self) -> None:
         """Another batch of the same window."""
-        self.rngs.append(Rng.read(self._state))
+        self.rngs.append(Rng.read(self._state.generators))
 
     def rewind(self) -> None:
         """Puts everything back to where the window began. Raises `StateError` if that cannot be done."""
