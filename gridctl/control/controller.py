@@ -250,9 +250,7 @@ class Controller:
     async def resume(self, run: str, gate: Gate) -> Run:
         """Goes on with an interrupted or held run. Raises `Refused`."""
         self._refuse_unsound()
-        self._may_act()
-        gates.check_meant(self.ledger.run(run).node, gate)
-        plan = self._steerable(run, "resume")
+        plan = self._confirmed(run, gate, "resume")
         if run in self._drivers:
             raise _in_hand(run)
         return await self._take_up(run, plan, Started(gate.who, accept=True), gate)
@@ -348,6 +346,12 @@ class Controller:
         found = self.ledger.incidents.get(incident)
         return found is not None and found.kind == "manual"
 
+    def _confirmed(self, run: str, gate: Gate, verb: str) -> Plan:
+        """The plan of a run that somebody means to steer. Raises `Refused`."""
+        self._may_act()
+        gates.check_meant(self.ledger.run(run).node, gate)
+        return self._steerable(run, verb)
+
     def _steerable(self, run: str, verb: str) -> Plan:
         """The plan of a run that has not ended. Raises `Refused`."""
         found = self.ledger.run(run)
@@ -362,9 +366,7 @@ class Controller:
         return self.ledger.plan(found.plan)
 
     async def _back(self, run: str, gate: Gate, end: str) -> Run:
-        self._may_act()
-        gates.check_meant(self.ledger.run(run).node, gate)
-        plan = self._steerable(run, "undo")
+        plan = self._confirmed(run, gate, "undo")
         driver = self._drivers.get(run)
         if driver is None:  # what it has done is known from the journal only
             self._refuse_unsound()

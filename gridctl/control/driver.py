@@ -239,7 +239,7 @@ class Driver:
             nodes = await self._world.look({member.node for member in plan.members})
         except AgentError:
             return {}
-        sessions = {member.session: member.rank for member in plan.members if member.role != "source"}
+        sessions = {member.session for member in plan.members if member.role != "source"}
         told = [node.status for node in nodes.values() if node.reachable and node.status]
         states = {
             rank.rank: rank.state for status in told for rank in status.ranks if rank.session in sessions

@@ -294,11 +294,7 @@ class _Steps:
         )
 
     def _cut(self) -> Step:
-        how = (
-            "the deputies give the state"
-            if self.selection.standing
-            else "stop at one boundary, move the state"
-        )
+        how = "move the state" if self.selection.standing else "stop at one boundary, move the state"
         return Step(
             name="cut",
             text=f"arm, {how}, verify, commit: epoch {self.epoch + 1}",
@@ -321,7 +317,9 @@ class _Steps:
     def _release(self) -> Step | None:
         """None where nothing is left of the process that had the rank."""
         holders = [
-            (move.origin, move.origin_url, move.holder) for move in self.selection.moves if move.holder
+            Member(role="source", rank=move.rank, node=move.origin, url=move.origin_url, session=move.holder)
+            for move in self.selection.moves
+            if move.holder
         ]
         if not holders:
             return None
@@ -329,16 +327,10 @@ class _Steps:
             name="release",
             text="the frozen process(es) on the old node end",
             calls=[
-                Call(
-                    node=node,
-                    url=url,
-                    kind="handover.release",
-                    job=self.selection.job.name,
-                    args={"handover": self.handover, "session": session},
-                    deadline_s=30.0,
-                    tolerate=LEFT,
+                msgspec.structs.replace(
+                    self._call(holder, "handover.release", {"handover": self.handover}), tolerate=LEFT
                 )
-                for node, url, session in holders
+                for holder in holders
             ],
             verify="released",
             deadline_s=60.0,
