@@ -7,7 +7,6 @@ shares a process with a survivor changes nothing there. The boundary is the step
 come to stand here.
 """
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,11 +14,10 @@ from torch.distributed import Store
 
 from gridagent import wire
 from gridagent.train.errors import HandoverError
+from gridagent.train.rendezvous import await_keys
 
 if TYPE_CHECKING:
     from gridagent.train.session import Session
-
-_LOOK_S = 0.02
 
 
 def deputies(me: wire.Member, members: list[wire.Member]) -> list[wire.Member]:
@@ -50,11 +48,7 @@ def align(session: "Session", store: Store, ranks: list[int], trouble: Callable[
         raise HandoverError(f"rank {session.rank} does not stand: nothing is to be recovered here")
     step, entered = session.step, attempts.void and attempts.entered
     store.set(f"stand/{session.rank}", f"{step} {int(entered)}")
-    wanted = [f"stand/{rank}" for rank in ranks]
-    while not store.check(wanted):
-        if why := trouble():
-            raise HandoverError(why)
-        time.sleep(_LOOK_S)
+    await_keys(store, [f"stand/{rank}" for rank in ranks], trouble)
     told = {rank: store.get(f"stand/{rank}").decode().split() for rank in ranks}
     boundary = max(int(at) for at, _ in told.values())
     behind = {rank: at for rank, (at, entered) in told.items() if int(at) < boundary}

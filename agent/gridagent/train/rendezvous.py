@@ -36,8 +36,15 @@ def call_roll(store: Store, me: str, parties: Iterable[str], trouble: Callable[[
     Raises `HandoverError` as soon as `trouble` returns a reason, `RuntimeError` if the store is gone.
     """
     store.set(f"here/{me}", "")
-    wanted = [f"here/{party}" for party in parties]
-    while not store.check(wanted):
+    await_keys(store, [f"here/{party}" for party in parties], trouble)
+
+
+def await_keys(store: Store, keys: list[str], trouble: Callable[[], str]) -> None:
+    """Waits until all `keys` are set.
+
+    Raises `HandoverError` as soon as `trouble` returns a reason, `RuntimeError` if the store is gone.
+    """
+    while not store.check(keys):
         if why := trouble():
             raise HandoverError(why)
         time.sleep(_LOOK_S)
