@@ -1,6 +1,8 @@
 """What it costs that a step can be repeated: microseconds a step, by part, and as a share of the step.
 
-Three ranks of DDP over gloo on this machine, each with a session whose agent's end swallows what comes.
+    python benchmarks/attempt_overhead.py [RANKS]
+
+Three ranks (or so many) of DDP over gloo on this machine, each with a session whose agent's end swallows what comes.
 Blocks of steps as attempts and blocks without alternate in the same processes. The parts are measured
 inside the attempts, as time that passed and as time on the CPU: sending and voting wait for the slowest
 rank, and where ranks share cores also for their turn. Aim: 1 % of the step.
@@ -25,7 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 AIM = 0.01
-RANKS, BLOCKS = 3, 8
+BLOCKS = 8
 #: name -> (width of the layers, steps in a block, batch)
 MODELS = {"small (9 k parameters)": (64, 100, 16), "5 M parameters": (1560, 12, 64)}
 
@@ -154,18 +156,18 @@ def rank() -> None:
         dist.destroy_process_group()
 
 
-def main() -> int:
+def main(count: int = 3) -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     environment = {
         **os.environ,
-        "WORLD_SIZE": str(RANKS),
+        "WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
     ranks = [
         subprocess.Popen([sys.executable, __file__, "rank"], env={**environment, "RANK": str(number)})
-        for number in range(RANKS)
+        for number in range(count)
     ]
     return max(abs(process.wait()) for process in ranks)
 
@@ -174,4 +176,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["rank"]:
         rank()
     else:
-        sys.exit(main())
+        sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,44 +1,116 @@
 """Months of a simulated fleet through the watchdog: what it missed, how late it was, whom it moved.
 
-    python benchmarks/detect_months.py [--nodes 512] [--days 30] [--seeds 5] [--times 1] [--docs]
+    python benchmarks/detect_months.py [--nodes 512] [--days 30] [--seeds 5] [--times 1] [--at-a-time 2]
+        [--keep DIR] [--docs]
 
 `--times` multiplies all rates, of faults and of noise alike: more events in fewer days. `--docs` writes the
-table into docs/detection.md. One process a seed, one after the other on one core.
+table into docs/detection.md. One process a seed, `--at-a-time` of them (2) beside each other.
 """
 
 import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gridagent.wire import StreamRecord
+from gridctl.assess.hindsight import Hindsight
+from gridctl.assess.rates import tables
+from gridctl.assess.skill import Outcome, skills
 from gridctl.cli.detect import as_row
-from gridctl.detect.playback import Playback
+from gridctl.detect.playback import TICK_S, Playback
 from gridctl.detect.policy import builtin
 from gridctl.detect.score import Judge, Score, quantile, total
 from gridctl.ports.recording import Job, job_members
-from gridctl.simulate.emit import play
+from gridctl.simulate.emit import Quiet, play
 from gridctl.simulate.layout import fleet
 from gridctl.simulate.plan import life
+from gridctl.simulate.story import Story
 
 DOCS = Path(__file__).parents[1] / "docs" / "detection.md"
 BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
 
 
-def month(nodes: int, days: float, seed: int, times: float) -> Score:
+class Month:
+    """A fleet's month under the watchdog, in the fleet's own time.
+
+    What a node usually says is passed over a minute at a time, wherever the watchdog itself says that it
+    changes nothing; tests/unit/test_months.py compares that with every record told.
+    """
+
+    def __init__(self, story: Story) -> None:
+        who, policy = story.fleet, builtin()
+        jobs = [Job(job, {str(rank): node for rank, node in enumerate(m)}) for job, m in who.jobs.items()]
+        self._story = story
+        self._playback = Playback(policy, who.nodes, job_members(jobs))
+        self._shape = self._playback.ingest.shape
+        self._usual: dict[tuple[str, bool], list[Any]] = {}
+        self._told: list[dict[str, Any]] = []
+        self.hindsight = Hindsight(tables(), who.nodes)
+        self._ticked_s = 0.0
+
+    def lines(self, hours: float, *, whole: bool = False) -> Iterator[dict[str, Any]]:
+        """What the watchdog says; `whole`: told every single record."""
+        records = play(self._story, hours) if whole else play(self._story, hours, self._passes)
+        for record in records:
+            while self._ticked_s + TICK_S <= record.t_unix_s:
+                self._ticked_s += TICK_S
+                self._told += self._playback.tick(self._ticked_s)
+            self._told += self._playback.take(record, record.t_unix_s)
+            self.hindsight.record(record)
+            yield from self._told
+            self._told.clear()
+
+    def _passes(self, quiet: Quiet) -> bool:
+        watch = self._playback.watch
+        node = watch.node(quiet.node)
+        if not node.calm(quiet.boot):
+            return False
+        at_s, *later_s = quiet.beats_s
+        node.beats(quiet.boot, at_s)
+        for number, line in enumerate(self._lines_of(quiet)):
+            if line is not None:
+                line.boot, line.t_unix_s = quiet.boot, at_s
+            if line is None or not node.passes_plain(line, at_s, self._shape):
+                self._told += self._playback.take(quiet.sample(number, int(at_s)), at_s)
+        for beat_s in later_s:
+            if not node.beats(quiet.boot, beat_s):
+                beat = StreamRecord(0, quiet.boot, beat_s, quiet.node, "beat", {"boot": quiet.boot})
+                self._told += self._playback.take(beat, beat_s)
+        for target in quiet.targets:
+            watch.node(target).observers.probe(quiet.node, True, at_s)
+        return True
+
+    def _lines_of(self, quiet: Quiet) -> list[Any]:
+        """Of each device its usual sample in plain form; None where a rule may see samples differ."""
+        key = (quiet.node, quiet.idle)
+        if key not in self._usual:
+            self._usual[key] = [self._line_of(quiet, number) for number in range(quiet.devices)]
+        return self._usual[key]
+
+    def _line_of(self, quiet: Quiet, number: int) -> Any:
+        at_s = int(quiet.beats_s[0])
+        lines = [self._shape.of(quiet.sample(number, at_s + later_s)) for later_s in range(0, 700_000, 7001)]
+        for line in lines:
+            self._shape.plain(line.v.v)
+        return lines[0] if all(line.v == lines[0].v for line in lines) else None
+
+
+def month(nodes: int, days: float, seed: int, times: float) -> tuple[Score, list[Outcome]]:
     who = fleet(nodes, str(seed))
     hours = days * 24.0
     story = life(who, hours, times)
-    jobs = [Job(job, {str(rank): node for rank, node in enumerate(m)}) for job, m in who.jobs.items()]
-    playback = Playback(builtin(), who.nodes, job_members(jobs))
-    judge = Judge(story.truth())
-    for record in play(story, hours):
-        for line in playback.feed(record):
-            judge.feed(line)
-    return judge.score(f"seed {seed}", nodes, hours * 3600.0)
+    truth, run = story.truth(), Month(story)
+    judge = Judge(truth)
+    for line in run.lines(hours):
+        judge.feed(line)
+        run.hindsight.line(line)
+    return judge.score(f"seed {seed}", nodes, hours * 3600.0), run.hindsight.outcomes(truth)
 
 
 def by_class(score: Score) -> list[str]:
@@ -55,7 +127,23 @@ def by_class(score: Score) -> list[str]:
     return lines
 
 
-def summary(score: Score, command: str, cpu_s: float) -> list[str]:
+def forecasts(outcomes: list[Outcome]) -> list[str]:
+    """A row for each class of which a fault came: were the daily forecasts better than the base rate?"""
+    lines = [
+        "| class | forecasts | faults | Brier | of the base rate | skill | verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for its in skills(outcomes):
+        if its.events:
+            skill = "-" if its.skill is None else f"{its.skill:.3f}"
+            scores = f"{its.brier:.3g} | {its.brier_base:.3g} | {skill}"
+            lines.append(f"| {its.name} | {its.forecasts} | {its.events} | {scores} | {its.verdict} |")
+    bins = skills([msgspec.structs.replace(o, name="") for o in outcomes])[0].calibration if outcomes else []
+    said = [f"{one.p_mean:.2g} said, {one.happened:.2g} came ({one.forecasts})" for one in bins]
+    return [*lines, "", f"Calibration of all of them, for the day after: {'; '.join(said)}."]
+
+
+def summary(score: Score, outcomes: list[Outcome], command: str, cpu_s: float) -> list[str]:
     row: dict[str, Any] = as_row(score)
     bound = row["unnecessary_share_bound_95"]
     most = "-" if bound is None else f"{100 * bound:.2f} %"
@@ -70,14 +158,35 @@ def summary(score: Score, command: str, cpu_s: float) -> list[str]:
         f"* The slowest decisive fault that a line tells of: {row['streamed_decisive_max_s']} s;"
         f" that values or silence tell of: {row['polled_decisive_max_s']} s.",
         f"* Time in which a node was blind: {100 * (row['blind_share'] or 0):.3f} % of all.",
+        "",
+        *forecasts(outcomes),
     ]
 
 
-def one_seed(arguments: argparse.Namespace, seed: int) -> tuple[Score, float]:
+def one_seed(arguments: argparse.Namespace, seed: int) -> tuple[Score, list[Outcome], float]:
     """A seed in a process of its own: nothing of one month is left for the next."""
     words = ("--nodes", arguments.nodes, "--days", arguments.days, "--times", arguments.times, "--seed", seed)
-    done = subprocess.run([sys.executable, __file__, *map(str, words)], stdout=subprocess.PIPE, check=True)
-    return msgspec.json.decode(done.stdout, type=tuple[Score, float])
+    kept = arguments.keep and arguments.keep / f"{'-'.join(map(str, words[1::2]))}.json"
+    if not kept or not kept.exists():
+        done = subprocess.run(
+            [sys.executable, __file__, *map(str, words)], stdout=subprocess.PIPE, check=True
+        )
+        told = done.stdout
+        if kept:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(told)
+    else:
+        told = kept.read_bytes()
+    return msgspec.json.decode(told, type=tuple[Score, list[Outcome], float])
+
+
+def report(seed: int, score: Score, used_s: float) -> None:
+    """Says on stderr what one seed came to, and everything that was wrong."""
+    print(f"seed {seed}: {used_s:.0f} s, {score.preemptions} preemptions", file=sys.stderr, flush=True)
+    for text in score.unnecessary:
+        print(f"  unnecessary: {text}", file=sys.stderr)
+    for fault in score.missed():
+        print(f"  missed: {fault.cause} {fault.kind} of {fault.node} at {fault.t:.0f} s", file=sys.stderr)
 
 
 def main() -> None:
@@ -86,28 +195,31 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--times", type=float, default=1.0)
+    parser.add_argument("--at-a-time", type=int, default=2)
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for seeds that are done: the next run goes on there"
+    )
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        score = month(arguments.nodes, arguments.days, arguments.seed, arguments.times)
-        sys.stdout.buffer.write(msgspec.json.encode((score, time.process_time())))
+        told = month(arguments.nodes, arguments.days, arguments.seed, arguments.times)
+        sys.stdout.buffer.write(msgspec.json.encode((*told, time.process_time())))
         return
-    scores, cpu_s = [], 0.0
-    for seed in range(1, arguments.seeds + 1):
-        score, used_s = one_seed(arguments, seed)
-        scores.append(score)
-        cpu_s += used_s
-        print(f"seed {seed}: {used_s:.0f} s, {score.preemptions} preemptions", file=sys.stderr, flush=True)
-        for text in score.unnecessary:
-            print(f"  unnecessary: {text}", file=sys.stderr)
-        for fault in score.missed():
-            print(f"  missed: {fault.cause} {fault.kind} of {fault.node} at {fault.t:.0f} s", file=sys.stderr)
+    scores, outcomes, cpu_s = [], [], 0.0
+    with ThreadPoolExecutor(arguments.at_a_time) as pool:
+        seeds = range(1, arguments.seeds + 1)
+        done = pool.map(lambda seed: one_seed(arguments, seed), seeds)
+        for seed, (score, came, used_s) in zip(seeds, done, strict=True):
+            scores.append(score)
+            outcomes += came
+            cpu_s += used_s
+            report(seed, score, used_s)
     command = (
         f"python benchmarks/detect_months.py --nodes {arguments.nodes} --days {arguments.days:g}"
         f" --seeds {arguments.seeds} --times {arguments.times:g}"
     )
-    text = "\n".join(summary(total(scores), command, cpu_s)) + "\n"
+    text = "\n".join(summary(total(scores), outcomes, command, cpu_s)) + "\n"
     print(text)
     if arguments.docs:
         head, _, rest = DOCS.read_text(encoding="utf-8").partition(BEGIN)

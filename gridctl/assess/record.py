@@ -7,7 +7,7 @@ record that names it. While no controller ran nothing was seen, and that time is
 
 import bisect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -115,6 +115,10 @@ class FleetRecord:
         its = self._nodes.get(name)
         return [] if its is None else [fault for fault in its.faults if fault[0] > t_unix_s]
 
+    def came(self, name: str, from_unix_s: float, until_unix_s: float) -> set[str]:
+        """The classes of the faults that were decided on in that time."""
+        return {of_class for t, of_class in self.faults_since(name, from_unix_s) if t <= until_unix_s}
+
     def given_up(self, name: str) -> bool:
         """Whether a node was decided on and nobody has opened it since."""
         return name in self._nodes and self._nodes[name].given_up
@@ -163,10 +167,17 @@ class FleetRecord:
         return any(of_class == name and LEAD_MIN_S <= at - t <= DAY_S for at, name in its.faults)
 
 
-def hindcast(entries: Iterable[Entry], known: Tables, gpus: Mapping[str, int]) -> Iterator[Outcome]:
+#: (node, from, until) -> the classes of fault that came to it then.
+Came = Callable[[str, float, float], set[str]]
+
+
+def hindcast(
+    entries: Iterable[Entry], known: Tables, gpus: Mapping[str, int], came: Came | None = None
+) -> Iterator[Outcome]:
     """The forecast that each day would have begun with, out of what was known then, and what came of it.
 
-    The last day is left out until it is over, and a node whose fault had come already.
+    The last day is left out until it is over, and a node whose fault had come already. `came` knows the
+    truth; without it the faults are those that were decided on.
     """
     ordered = sorted(entries, key=lambda entry: entry.t_unix_s)
     if not ordered:
@@ -180,11 +191,11 @@ def hindcast(entries: Iterable[Entry], known: Tables, gpus: Mapping[str, int]) -
         while place < len(ordered) and ordered[place].t_unix_s <= now:
             then.take(ordered[place].kind, ordered[place].data, ordered[place].t_unix_s)
             place += 1
-        yield from _day(then, whole, known, gpus, now)
+        yield from _day(then, came or whole.came, known, gpus, now)
 
 
 def _day(
-    then: FleetRecord, whole: FleetRecord, known: Tables, gpus: Mapping[str, int], now: float
+    then: FleetRecord, came: Came, known: Tables, gpus: Mapping[str, int], now: float
 ) -> Iterator[Outcome]:
     base = base_of(known, then.fleet(now, gpus))
     for name in then.nodes():
@@ -192,6 +203,6 @@ def _day(
         found = forecast(base, live, gpus=gpus.get(name, 0), node=own, faulty=then.given_up(name))
         if found.present:
             continue
-        came = {of_class for t, of_class in whole.faults_since(name, now) if t <= now + DAY_H * HOUR_S}
+        happened = came(name, now, now + DAY_H * HOUR_S)
         for its in found.classes:
-            yield Outcome(name=its.name, p=its.p_24h, base=its.base_24h, happened=its.name in came)
+            yield Outcome(name=its.name, p=its.p_24h, base=its.base_24h, happened=its.name in happened)

@@ -1,8 +1,10 @@
 """`gridctl detect score`: how good the watchdog is, on recordings whose truth is known. Needs no fleet."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from gridctl.cli.output import Column, Format, say
@@ -37,12 +39,14 @@ def score(
     output: Output = Format.table,
 ) -> None:
     """Replay recordings and hold what the watchdog says against the truth beside them."""
+    from gridctl.assess.skill import skills
     from gridctl.detect.score import total
 
-    scores = [_scored(file) for file in files]
-    shown = [as_row(one) for one in scores]
+    told = [_scored(file) for file in files]
+    scores = [one for one, _ in told]
+    shown = [as_row(one, skills(outcomes)) for one, outcomes in told]
     if len(scores) > 1:
-        shown.append(as_row(total(scores)))
+        shown.append(as_row(total(scores), skills(o for _, outcomes in told for o in outcomes)))
     page = Page(data=shown, columns=COLUMNS, items=shown, empty="No recordings.")
     present(page, output)
     if output is Format.table:
@@ -53,7 +57,10 @@ def score(
                 say(f"{one.name}: unnecessary: {text}")
 
 
-def _scored(file: Path) -> Any:
+def _scored(file: Path) -> tuple[Any, list[Any]]:
+    """The score, and what the forecasts of each day came to."""
+    from gridctl.assess.hindsight import Hindsight
+    from gridctl.assess.rates import tables
     from gridctl.detect.playback import Playback
     from gridctl.detect.policy import builtin
     from gridctl.detect.score import Judge
@@ -64,21 +71,27 @@ def _scored(file: Path) -> Any:
     try:
         header = recording.header
         playback = Playback(builtin(), header.nodes, job_members(header.jobs))
-        judge = Judge(truth)
+        judge, hindsight = Judge(truth), Hindsight(tables(), header.nodes)
         end_s = 0.0
         for record in recording.records():
             end_s = max(end_s, record.t_unix_s)
+            hindsight.record(record)
             for line in playback.feed(record):
                 judge.feed(line)
+                hindsight.line(line)
         if recording.unreadable:
             say(f"{file}: {recording.unreadable} lines could not be read and were left out")
-        return judge.score(file.name.split(".jsonl")[0], len(header.nodes), end_s)
+        score = judge.score(file.name.split(".jsonl")[0], len(header.nodes), end_s)
+        return score, hindsight.outcomes(truth)
     finally:
         recording.close()
 
 
-def as_row(one: Any) -> dict[str, Any]:
-    """A score as flat members, each with its unit; shares name what they are shares of."""
+def as_row(one: Any, skills: Iterable[Any] = ()) -> dict[str, Any]:
+    """A score as flat members, each with its unit; shares name what they are shares of.
+
+    `calibration`: by class of fault; none of recordings of less than two days.
+    """
     from gridctl.detect.score import quantile, upper_bound
 
     delays_s = one.delays_s()
@@ -108,6 +121,7 @@ def as_row(one: Any) -> dict[str, Any]:
         "incidents": one.incidents,
         "blind_node_s": one.blind_node_s,
         "blind_share": one.blind_node_s / one.node_s if one.node_s else None,
+        "calibration": [msgspec.to_builtins(skill) for skill in skills],
     }
 
 

@@ -11,6 +11,7 @@ import msgspec
 from gridagent.wire import StreamRecord
 from gridctl.control.ledger import Ledger
 from gridctl.control.steplog import StepLog
+from gridctl.detect.ingest import Ingest
 from gridctl.detect.policy import DetectPolicy, builtin
 from gridctl.detect.standing import RANK_DIED, Standing
 from gridctl.detect.watch import Watch
@@ -18,6 +19,8 @@ from gridctl.model.findings import SEVERITIES, Decision, Finding, Output, Verdic
 from gridctl.model.fleet import Node, jobs
 from gridctl.model.runs import Incident
 
+#: States of a rank whose job runs on the node.
+_ON = ("training", "standing")
 #: So long after a plan for a job that stands was refused it is asked for again.
 AGAIN_S = 2.0
 
@@ -60,7 +63,10 @@ class Sentinel:
         self._ledger = ledger
         self._steps = steps
         self._propose = propose
-        self._watch = Watch(policy or builtin())
+        policy = policy or builtin()
+        self._jobs: dict[str, set[str]] = {}  #: node -> the jobs that have a rank on it
+        self._watch = Watch(policy, jobs=self._jobs)
+        self._ingest = Ingest(policy, self._watch)
         self._standing = Standing()
         self._now_unix_s = steady_clock()
         self._proposals: set[asyncio.Task[None]] = set()
@@ -74,6 +80,7 @@ class Sentinel:
         for node in nodes:
             if node.status:
                 self._watch.update(watched(node))
+                self._jobs[node.name] = {rank.job for rank in node.status.ranks if rank.state in _ON}
 
     def follow(self, policy: DetectPolicy) -> None:
         """Judges by another policy from now on; what was found stays."""
@@ -88,7 +95,7 @@ class Sentinel:
         self._steps.feed(record)
         if record.kind == "phase":
             self._phase(record)
-        for output in self._watch.feed(record, self._now_unix_s()):
+        for output in self._ingest.record(record, self._now_unix_s()):
             self._said(output)
 
     def tick(self) -> None:

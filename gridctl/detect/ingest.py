@@ -19,8 +19,8 @@ class Ingest:
     def __init__(self, policy: DetectPolicy, watch: Watch) -> None:
         self.unreadable = 0
         self._watch = watch
-        self._shape = Shape(policy)
-        self._lines = msgspec.json.Decoder(self._shape.line).decode_lines
+        self.shape = Shape(policy)
+        self._lines = msgspec.json.Decoder(self.shape.line).decode_lines
         self._record = msgspec.json.Decoder(StreamRecord).decode
 
     def feed(self, node: str, lines: bytes, now_unix_s: float | None = None) -> list[Output]:
@@ -32,13 +32,17 @@ class Ingest:
             brief = self._lines(lines)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             brief = []
-        watched, shape = self._watch.node(node), self._shape
+        watched, shape = self._watch.node(node), self.shape
         outputs: list[Output] = []
         texts: list[bytes] = []
         for index, line in enumerate(brief):
             sample = line.kind == "sample" and line.v is not None and line.v.v is not None
             at_unix_s = line.t_unix_s if now_unix_s is None else now_unix_s
-            if watched.passes(line, at_unix_s, shape) if sample else watched.beats(line, at_unix_s):
+            if sample:
+                passes = watched.passes(line, at_unix_s, shape)
+            else:
+                passes = line.kind == "beat" and watched.beats(line.boot, at_unix_s)
+            if passes:
                 continue
             if not texts:
                 texts = _texts(lines)
@@ -53,6 +57,21 @@ class Ingest:
             index = 0
         for text in _texts(lines)[index:]:
             outputs += self._whole(node, text, now_unix_s)
+        return outputs
+
+    def record(self, record: StreamRecord, now_unix_s: float | None = None) -> list[Output]:
+        """The same for one record that is decoded already."""
+        watched = self._watch.node(record.node)
+        at_unix_s = record.t_unix_s if now_unix_s is None else now_unix_s
+        if record.kind == "beat":
+            return [] if watched.beats(record.boot, at_unix_s) else self._watch.feed(record, now_unix_s)
+        line = self.shape.of(record) if record.kind == "sample" else None
+        if line is None:
+            return self._watch.feed(record, now_unix_s)
+        if watched.passes(line, at_unix_s, self.shape):
+            return []
+        outputs = self._watch.feed(record, now_unix_s)
+        watched.learn(line, self.shape)
         return outputs
 
     def _whole(self, node: str, text: bytes, now_unix_s: float | None) -> list[Output]:

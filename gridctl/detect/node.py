@@ -66,7 +66,7 @@ class NodeWatch:
         self._boot = ""
         self._boot_unix_s = float("-inf")
         self._earlier_boots: dict[str, None] = {}
-        self._heard_unix_s = float("-inf")
+        self.heard_unix_s = float("-inf")  #: by the reader's clock
         self.busy_unix_s = float("-inf")  #: when a GPU was last seen in use, by the reader's clock
         self._busy_from_unix_s: dict[str, float] = {}  #: GPU -> since when each of its samples was busy
         self.explained_unix_s = float("-inf")  #: when something was last said that may end a job, likewise
@@ -103,7 +103,7 @@ class NodeWatch:
         self._late_log.follow(policy)
 
     def feed(self, record: StreamRecord, now_unix_s: float) -> Iterator[Output]:
-        self._heard_unix_s = max(self._heard_unix_s, now_unix_s)
+        self.heard_unix_s = max(self.heard_unix_s, now_unix_s)
         if record.boot in self._earlier_boots:
             return  # told late: it was true before the reboot
         if record.boot != self._boot:
@@ -124,7 +124,7 @@ class NodeWatch:
                 device = found.device or str(record.v.get("device"))
                 self.findings.pop((device, found.kind, found.layer), None)
             elif isinstance(found, Suppressed):
-                self.explained_unix_s = self._heard_unix_s
+                self.explained_unix_s = self.heard_unix_s
                 yield from self._once(found)
             else:
                 yield from self._take(found)
@@ -147,9 +147,13 @@ class NodeWatch:
                 self.holds["settling"] = "coming up after a planned reboot"
         self._boot = record.boot
 
+    @property
+    def heard(self) -> bool:
+        return self.heard_unix_s > float("-inf")
+
     def silent_s(self, now_unix_s: float) -> float:
         """For how long nothing was heard; 0 where that is not too long, or the node was never heard of."""
-        silent_s = now_unix_s - self._heard_unix_s
+        silent_s = now_unix_s - self.heard_unix_s
         if silent_s == float("inf"):
             return 0.0
         return silent_s if self._rhythm.silent(silent_s, self._policy.thresholds.heartbeat) else 0.0
@@ -174,7 +178,7 @@ class NodeWatch:
         others = self.observers.failing(limits.misses)
         if (
             len(others) >= limits.observers
-            and self.observers.answered_s <= self._heard_unix_s + limits.silent_s
+            and self.observers.answered_s <= self.heard_unix_s + limits.silent_s
         ):
             yield from self._unreachable(now_unix_s, self._gone(now_unix_s, silent_s, others))
 
@@ -280,8 +284,8 @@ class NodeWatch:
     def _loaded(self, name: str, busy: bool) -> None:
         """A GPU says whether it is in use."""
         if busy:
-            self.busy_unix_s = self._heard_unix_s
-            self._busy_from_unix_s.setdefault(name, self._heard_unix_s)
+            self.busy_unix_s = self.heard_unix_s
+            self._busy_from_unix_s.setdefault(name, self.heard_unix_s)
         else:
             self._busy_from_unix_s.pop(name, None)
 
@@ -319,13 +323,21 @@ class NodeWatch:
         if self.verdict != "blind":
             yield from self._judge(t_unix_s)
 
+    def calm(self, boot: str) -> bool:
+        """Has what tells nothing new in this boot no consequence?"""
+        return self._calm and boot == self._boot and self.verdict != "blind" and _GONE not in self.findings
+
     def passes(self, line: Any, now_unix_s: float, shape: Shape) -> bool:
         """Does this sample change nothing? Then it is taken herewith. Brings `line` to its plain form.
 
         `line` is of the type `shape.line`. Otherwise its record is to be fed, and then `learn` to be called.
         """
+        shape.plain(line.v.v)
+        return self.passes_plain(line, now_unix_s, shape)
+
+    def passes_plain(self, line: Any, now_unix_s: float, shape: Shape) -> bool:
+        """The same for a line that has its plain form already."""
         body = line.v
-        shape.plain(body.v)
         if not self._calm or line.boot != self._boot or self.verdict == "blind":
             return False
         still = self._still.get(body.device)
@@ -335,20 +347,18 @@ class NodeWatch:
             still.times_unix_s[still.forms.index(body.v)] = line.t_unix_s
         except ValueError:
             return False
-        if now_unix_s > self._heard_unix_s:
-            self._heard_unix_s = now_unix_s
+        if now_unix_s > self.heard_unix_s:
+            self.heard_unix_s = now_unix_s
         load = body.v.util_pct
         if type(load) is int and body.device.startswith("gpu:"):
             self._loaded(body.device, load >= shape.busy)
         return True
 
-    def beats(self, line: Any, now_unix_s: float) -> bool:
-        """Does this beat change nothing but the rhythm? Then it is taken herewith."""
-        if line.kind != "beat" or not self._calm or line.boot != self._boot or self.verdict == "blind":
+    def beats(self, boot: str, now_unix_s: float) -> bool:
+        """Does a beat change nothing but the rhythm? Then it is taken herewith."""
+        if not self.calm(boot):
             return False
-        if _GONE in self.findings:
-            return False
-        self._heard_unix_s = max(self._heard_unix_s, now_unix_s)
+        self.heard_unix_s = max(self.heard_unix_s, now_unix_s)
         self._beats = True
         self._rhythm.beat(now_unix_s, self._policy.thresholds.heartbeat)
         return True

@@ -7,6 +7,7 @@ import msgspec
 
 from gridagent.wire import StreamRecord
 from gridctl.detect.grouping import Incidents
+from gridctl.detect.ingest import Ingest
 from gridctl.detect.policy import DetectPolicy
 from gridctl.detect.watch import Watch
 from gridctl.model.findings import Output, WatchedNode
@@ -28,20 +29,28 @@ class Playback:
     ) -> None:
         nodes = list(nodes)
         self._spares = {node.name: node for node in nodes if node.spare}
-        self._watch = Watch(policy, nodes, jobs)
+        self.watch = Watch(policy, nodes, jobs)
+        self.ingest = Ingest(policy, self.watch)
         self._incidents = Incidents(policy.thresholds.shared_fate, nodes, jobs)
         self._clock = FleetClock(node.name for node in nodes)
         self._ticked_s = 0.0
 
     def feed(self, record: StreamRecord) -> Iterator[Line]:
         """Takes one record."""
-        if record.kind == "progress" and (spare := self._spares.pop(record.node, None)):
-            self._watch.update(msgspec.structs.replace(spare, spare=False))  # a rank runs on it now
-        heard_s = self._clock.feed(record.node, record.t_unix_s)
-        yield from self._lines(self._watch.feed(record, heard_s))
+        yield from self.take(record, self._clock.feed(record.node, record.t_unix_s))
         if self._clock.now_s >= self._ticked_s + TICK_S:
             self._ticked_s = self._clock.now_s
-            yield from self._lines(self._watch.tick(self._ticked_s))
+            yield from self.tick(self._ticked_s)
+
+    def take(self, record: StreamRecord, heard_s: float) -> Iterator[Line]:
+        """The same where a reader knows better what time it is; it calls `tick` then."""
+        if record.kind == "progress" and (spare := self._spares.pop(record.node, None)):
+            self.watch.update(msgspec.structs.replace(spare, spare=False))  # a rank runs on it now
+        yield from self._lines(self.ingest.record(record, heard_s))
+
+    def tick(self, now_s: float) -> Iterator[Line]:
+        """Lets time pass."""
+        yield from self._lines(self.watch.tick(now_s))
 
     def _lines(self, outputs: Iterable[Output]) -> Iterator[Line]:
         for out in outputs:

@@ -15,6 +15,8 @@ from gridctl.model.findings import Finding, Suppressed
 
 _JOBS_MAX = 1024
 
+#: Is the job, which was on these nodes, still on one of them?
+Runs = Callable[[str, set[str]], bool]
 #: Why the job may have stopped, since a time: (its nodes, since) -> reason, or "" if nothing is known.
 Reason = Callable[[set[str], float], str]
 #: Are GPUs of these nodes in use since then?
@@ -77,13 +79,15 @@ class Jobs:
             why = f"the loss of {name} was no finite number for {job.nans} steps, up to {job.step:.0f}"
             yield _finding(t_s, "numerical_corruption", "run_ab_test", "unknown", why, "progress.no-number")
 
-    def tick(self, now_s: float, reason: Reason, busy: Busy) -> Iterator[Finding | Suppressed]:
+    def tick(self, now_s: float, runs: Runs, reason: Reason, busy: Busy) -> Iterator[Finding | Suppressed]:
         """Lets time pass."""
         for name, job in sorted(self._jobs.items()):
             silent_s = now_s - job.t_s
             if job.hangs or not job.rhythm.known(self._rhythm):
                 continue
-            if not job.rhythm.silent(silent_s, self._rhythm) or not busy(job.nodes, job.t_s + silent_s / 2):
+            if not job.rhythm.silent(silent_s, self._rhythm) or not runs(name, job.nodes):
+                continue
+            if not busy(job.nodes, job.t_s + silent_s / 2):
                 continue
             job.hangs = True
             why = f"no rank of {name} made a step for {silent_s:.0f} s, while its GPUs are in use"

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gridagent.wire import StreamRecord
 from gridctl.detect.policy import DetectPolicy
 
 #: A driver gives some metrics with each sample and some with every tenth: two forms, at two loads.
@@ -40,14 +41,22 @@ class Shape:
                 self.bits |= int(row.value) if row.test == "mask" else _PLAIN_MAX - 1
         fields = [(name, Value, msgspec.UNSET) for name in sorted(names)]
         self.metrics: Any = msgspec.defstruct("Metrics", fields, gc=False)
-        body = msgspec.defstruct(
+        self._body = msgspec.defstruct(
             "Body",
             [("device", str, ""), ("pci", str | None, None), ("v", self.metrics, None)],
             gc=False,
         )
         self.line: Any = msgspec.defstruct(
-            "Line", [("boot", str), ("t_unix_s", float), ("kind", str), ("v", body, None)], gc=False
+            "Line", [("boot", str), ("t_unix_s", float), ("kind", str), ("v", self._body, None)], gc=False
         )
+
+    def of(self, record: StreamRecord) -> Any:
+        """The line of a sample; None if it has another form, and is to be taken in full."""
+        try:
+            body: Any = msgspec.convert(record.v, self._body)
+        except msgspec.ValidationError:
+            return None
+        return None if body.v is None else self.line(record.boot, record.t_unix_s, record.kind, body)
 
     def plain(self, metrics: Any) -> None:
         """Brings a sample into the form that is compared: changes it."""

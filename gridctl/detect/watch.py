@@ -37,9 +37,9 @@ class Watch:
         fleet: Iterable[WatchedNode] = (),
         jobs: Mapping[str, set[str]] | None = None,
     ) -> None:
-        """`jobs`: node -> the jobs that have a rank on it, where that is known."""
+        """`jobs`: node -> the jobs that have a rank on it, where that is known; may change later."""
         self._policy = policy
-        self._jobs = jobs or {}
+        self._jobs = {} if jobs is None else jobs
         self._nodes: dict[str, NodeWatch] = {}
         self._fate = Fate(policy.thresholds.shared_fate, self._jobs)
         self._breaker = Breaker(policy.thresholds.breaker)
@@ -47,6 +47,7 @@ class Watch:
         self._steps = Steps(policy.thresholds.straggler, policy.thresholds.loss_spike)
         self._causes = Causes(policy.thresholds.shared_cause, policy.thresholds.shared_fate, self._nodes)
         self._silent: set[str] = set()
+        self._quiet_until_unix_s = float("-inf")  #: until then no node can have been silent for too long
         for node in fleet:
             self.update(node)
 
@@ -56,6 +57,8 @@ class Watch:
         The reader's clock decides who is silent, the record's own time everything else.
         """
         node = self.node(record.node)
+        if not node.heard:
+            self._quiet_until_unix_s = float("-inf")
         now_unix_s = record.t_unix_s if now_unix_s is None else now_unix_s
         target = record.v.get("target")
         if record.kind == "probe" and isinstance(target, str) and target in self._nodes:
@@ -73,7 +76,7 @@ class Watch:
 
     def tick(self, now_unix_s: float) -> list[Output]:
         """Lets time pass: nodes that have been silent for too long become blind."""
-        self._silent = {name for name, node in self._nodes.items() if node.silent_s(now_unix_s)}
+        self._look_for_silence(now_unix_s)
         outputs: list[Output] = [
             out
             for name in sorted(self._silent)
@@ -81,7 +84,20 @@ class Watch:
         ]
         for name, found in list(self._causes.tick(now_unix_s)):
             outputs += self._told(name, found, now_unix_s)
-        return outputs + list(self._progress.tick(now_unix_s, self._reason, self._busy))
+        return outputs + list(self._progress.tick(now_unix_s, self._runs, self._reason, self._busy))
+
+    def _look_for_silence(self, now_unix_s: float) -> None:
+        """Who is silent now; of those that were not, none is asked before one of them can be."""
+        due = now_unix_s > self._quiet_until_unix_s
+        asked = self._nodes if due else self._silent
+        silent = {name for name in asked if self._nodes[name].silent_s(now_unix_s)}
+        spoke = {*asked} - silent
+        heard_unix_s = [self._nodes[name].heard_unix_s for name in spoke if self._nodes[name].heard]
+        if heard_unix_s or due:
+            earliest_unix_s = min(heard_unix_s, default=float("inf"))
+            until_unix_s = earliest_unix_s + self._policy.thresholds.heartbeat.silent_s
+            self._quiet_until_unix_s = until_unix_s if due else min(until_unix_s, self._quiet_until_unix_s)
+        self._silent = silent
 
     def _told(self, name: str, found: Finding | Cleared, t_unix_s: float) -> list[Output]:
         """What is known of a node from more than its own records; without a name, of a job or a place."""
@@ -89,6 +105,9 @@ class Watch:
             node = self.node(name)
             return self._noted(node, list(node.tell(found, t_unix_s)))
         return [found] if isinstance(found, Finding) else []
+
+    def _runs(self, job: str, names: set[str]) -> bool:
+        return any(name not in self._jobs or job in self._jobs[name] for name in names)
 
     def _busy(self, names: set[str], since_unix_s: float) -> bool:
         return any(self._nodes[name].busy(since_unix_s) for name in names if name in self._nodes)

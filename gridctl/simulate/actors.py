@@ -21,6 +21,7 @@ class Actor:
         self.boot = f"{chance.getrandbits(32):08x}"
         self.beats = 0
         self.dense = 0
+        self.told_until_s = 0  #: up to then its usual records were passed over
         self.patches: list[Patch] = []
         self.silences: list[Silence] = []
         self.rank: tuple[Job, int] | None = None

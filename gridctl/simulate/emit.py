@@ -3,9 +3,14 @@
 Memory holds the story and one second of records, however long it lasts.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from functools import partial
 from heapq import heappop, heappush
 from operator import itemgetter
+from typing import Any
+
+import msgspec
 
 from gridagent.wire import StreamRecord
 from gridctl.simulate.actors import Actor, Job
@@ -15,7 +20,31 @@ from gridctl.simulate.script import written
 from gridctl.simulate.settings import settings
 from gridctl.simulate.story import Crowd, Line, Story
 
-Told = tuple[float, str, str, str, dict[str, object]]  #: time, node, boot, kind, fields
+#: What a node has beside its GPUs.
+_OTHERS = (NIC, "psu:0", "node")
+
+Told = tuple[float, str, str, str, dict[str, Any]]  #: time, node, boot, kind, fields
+
+
+class Quiet(msgspec.Struct, frozen=True):
+    """A node and a while in which it tells only what is usual: beats, a sample of each device, probes."""
+
+    node: str
+    boot: str
+    idle: bool
+    beats_s: list[float]  #: the first is the time of the samples and probes, too
+    targets: list[str]  #: who answered its probes
+    devices: int
+    sample: Callable[[int, int], StreamRecord]  #: (number of the device, second) -> its record
+
+
+#: Says whether it has taken such a while; what it has not is told record by record.
+Passes = Callable[[Quiet], bool]
+
+
+def _never(quiet: Quiet) -> bool:
+    del quiet
+    return False
 
 
 class Stage:
@@ -25,7 +54,7 @@ class Stage:
         fleet = story.fleet
         chance = fleet.chance("values")
         self._pace = settings().pace
-        self._chance = chance
+        self._salt = chance.getrandbits(512) | 1
         self.actors = [Actor(index, facts, chance) for index, facts in enumerate(fleet.nodes)]
         self.named = {actor.name: actor for actor in self.actors}
         self.jobs = {name: Job(name, chance) for name in fleet.jobs}
@@ -39,9 +68,13 @@ class Stage:
             for rank, member in enumerate(members):
                 self.named[member].rank = self.named[member].own_rank = (self.jobs[name], rank)
         self._script = written(story, self)
+        self._acts_s: dict[str, list[float]] = {}  #: node or job -> when an act changes it
+        for t_s, names, _ in self._script:
+            for name in names:
+                self._acts_s.setdefault(name, []).append(t_s)
 
-    def play(self, hours: float) -> Iterator[StreamRecord]:
-        """The records of so many hours."""
+    def play(self, hours: float, passes: Passes = _never) -> Iterator[StreamRecord]:
+        """The records of so many hours. What `passes` takes is not told record by record."""
         due = seq = 0
         for second in range(int(hours * 3600)):
             while due < len(self._script) and self._script[due][0] < second + 1:
@@ -51,6 +84,8 @@ class Stage:
                 _, _, line, stream = heappop(self._ahead)
                 self.tell(line)
                 self._pour(stream)
+            if passes is not _never:
+                self._pass_over(second, passes)
             self._beats(second)
             self._samples(second)
             self._probes(second)
@@ -66,6 +101,8 @@ class Stage:
     def _beats(self, second: int) -> None:
         every = self._pace.beat_s
         for actor in self.actors if second == 0 else self.actors[second % every :: every]:
+            if actor.told_until_s > second:
+                continue
             t_s = round(second + self._lag_s[actor.index], 4)
             if not actor.silences or not actor.silent(t_s):
                 self._beat(actor, t_s)
@@ -76,7 +113,7 @@ class Stage:
 
     def _samples(self, second: int) -> None:
         for actor in self.actors[second % self._pace.sample_s :: self._pace.sample_s]:
-            if not actor.dense:
+            if not actor.dense and actor.told_until_s <= second:
                 self._sample(actor, second)
         for actor in self.dense.values():
             self._sample(actor, second)
@@ -85,34 +122,43 @@ class Stage:
         t_s = round(second + self._lag_s[actor.index], 4)
         if actor.silences and actor.silent(t_s):
             return
-        bits = self._chance.getrandbits(16 * len(actor.gpus) + 16)
-        idle, sound = actor.idle(), actor.sound
-        for number, device in enumerate(actor.gpus):
-            v = sound.gpu(number, bits & 0xFFFF, idle)
-            bits >>= 16
+        for number in range(len(actor.gpus) + len(_OTHERS)):
+            v = self._regular(actor, number, second)
             if actor.patches:
-                self._changed(actor, t_s, device, v)
-            self._add(t_s, actor, "sample", {"device": device, "pci": self._pci[number], "v": v})
-        for device, v in ((NIC, sound.nic(t_s)), ("psu:0", sound.psu(bits)), ("node", sound.node(bits))):
-            if actor.patches:
-                self._changed(actor, t_s, device, v)
-            self._add(t_s, actor, "sample", {"device": device, "v": v})
+                self._changed(actor, t_s, str(v["device"]), v["v"])
+            self._add(t_s, actor, "sample", v)
 
-    def _changed(self, actor: Actor, t_s: float, device: str, v: dict[str, object]) -> None:
+    def _regular(self, actor: Actor, number: int, second: int) -> dict[str, Any]:
+        """What one of its devices, the GPUs first, says when nothing unusual holds for it."""
+        sound, gpu = actor.sound, number < len(actor.gpus)
+        noise = self._salt * (second * len(self.actors) + actor.index + 1) >> 16 * number + 24 & 0xFFFF
+        if gpu:
+            v = sound.gpu(number, noise, actor.idle())
+            return {"device": actor.gpus[number], "pci": self._pci[number], "v": v}
+        device = _OTHERS[number - len(actor.gpus)]
+        t_s = round(second + self._lag_s[actor.index], 4)
+        return {"device": device, "v": sound.other(device, t_s, noise)}
+
+    def _changed(self, actor: Actor, t_s: float, device: str, v: dict[str, Any]) -> None:
         for patch in actor.patches:
             if patch.begin <= t_s < patch.end and patch.device in (device, device.partition(":")[0]):
                 patch.change(t_s, v)
 
     def _probes(self, second: int) -> None:
-        for actor in self.actors[second % self._pace.probe_s :: self._pace.probe_s]:
-            for step in self._pace.observer_steps:
-                target = self.actors[(actor.index + step) % len(self.actors)]
+        for actor in self.actors[second % self._pace.sample_s :: self._pace.sample_s]:
+            if actor.told_until_s > second:
+                continue
+            for target in self._targets(actor):
                 if not target.dense:
                     self._probe(actor, target, second)
         if second % self._pace.dense_probe_s == 0:
             for target in self.dense.values():
                 for step in self._pace.observer_steps:
                     self._probe(self.actors[(target.index - step) % len(self.actors)], target, second)
+
+    def _targets(self, observer: Actor) -> list[Actor]:
+        places = (observer.index + step for step in self._pace.observer_steps)
+        return [self.actors[place % len(self.actors)] for place in places]
 
     def _probe(self, observer: Actor, target: Actor, second: int) -> None:
         t_s = round(second + self._lag_s[observer.index], 4)
@@ -133,8 +179,40 @@ class Stage:
             fields = {"job": job.name, "rank": rank, "step": job.step(t_s), "loss": loss}
             self._add(t_s, actor, "progress", {**fields, "step_s": job.step_s, "grad_norm": 0.6})
 
-    def _add(self, t_s: float, actor: Actor, kind: str, v: dict[str, object]) -> None:
+    def _add(self, t_s: float, actor: Actor, kind: str, v: dict[str, Any]) -> None:
         self._out.append((t_s, actor.name, actor.boot, kind, v))
+
+    # -- what need not be told
+
+    def _pass_over(self, second: int, passes: Passes) -> None:
+        """Offers the nodes whose next beats, samples and probes are all usual; progress is always told."""
+        pace = self._pace
+        until_s = second + pace.sample_s
+        for actor in self.actors[second % pace.sample_s :: pace.sample_s]:
+            if actor.dense or actor.patches or actor.silences or self._changes(actor, second, until_s):
+                continue
+            targets = self._targets(actor)
+            if any(target.dense or target.silences or target is actor for target in targets):
+                continue
+            lag_s = self._lag_s[actor.index]
+            beats_s = [round(at + lag_s, 4) for at in range(second, until_s, pace.beat_s)]
+            names = [target.name for target in targets]
+            devices, sample = len(actor.gpus) + len(_OTHERS), partial(self._record, actor)
+            if passes(Quiet(actor.name, actor.boot, actor.idle(), beats_s, names, devices, sample)):
+                actor.told_until_s = until_s
+                actor.beats += len(beats_s)
+
+    def _changes(self, actor: Actor, begin_s: float, end_s: float) -> bool:
+        names = (actor.name, actor.rank[0].name) if actor.rank else (actor.name,)
+        for name in names:
+            acts_s = self._acts_s.get(name, ())
+            if (at := bisect_left(acts_s, begin_s)) < len(acts_s) and acts_s[at] < end_s + 1.0:
+                return True
+        return False
+
+    def _record(self, actor: Actor, number: int, second: int) -> StreamRecord:
+        t_s = round(second + self._lag_s[actor.index], 4)
+        return StreamRecord(0, actor.boot, t_s, actor.name, "sample", self._regular(actor, number, second))
 
     # -- what happens beside them
 
@@ -163,6 +241,6 @@ class Stage:
             heappush(self._ahead, (line.t, self._told, line, stream))
 
 
-def play(story: Story, hours: float) -> Iterator[StreamRecord]:
-    """The records of a story."""
-    return Stage(story).play(hours)
+def play(story: Story, hours: float, passes: Passes = _never) -> Iterator[StreamRecord]:
+    """The records of a story; without what `passes` takes, see `Quiet`."""
+    return Stage(story).play(hours, passes)

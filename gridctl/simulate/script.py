@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Protocol, TypeVar
 
 from gridctl.simulate.actors import Actor, Job
-from gridctl.simulate.story import EVER, Crowd, Line, Span, Story
+from gridctl.simulate.story import EVER, Crowd, Line, Patch, Silence, Span, Story
 
-T = TypeVar("T")
+Lasting = TypeVar("Lasting", Patch, Silence)
 Act = Callable[[], None]
-Acts = list[tuple[float, Act]]
+#: When, to whom (nodes, or a job), and what.
+Acts = list[tuple[float, tuple[str, ...], Act]]
 
 
 class Standing(Protocol):
@@ -26,34 +28,33 @@ class Standing(Protocol):
     def crowd(self, crowd: Crowd) -> None: ...
 
 
-def written(story: Story, stage: Standing) -> list[tuple[float, int, Act]]:
+def written(story: Story, stage: Standing) -> Acts:
     """The acts, in order. What lasts until a time is taken away in the second after it."""
     acts: Acts = []
     for patch in story.patches:
-        _while(acts, patch.begin, patch.end, stage.named[patch.node].patches, patch)
+        _while(acts, patch, stage.named[patch.node].patches)
     for silence in story.silences:
-        _while(acts, silence.begin, silence.end, stage.named[silence.node].silences, silence)
+        _while(acts, silence, stage.named[silence.node].silences)
     for span in story.away:
-        acts.append((span.begin, partial(_leave, stage, span)))
-        acts.append((span.end, partial(_return, stage, span)))
+        acts.append((span.begin, (span.name, span.by), partial(_leave, stage, span)))
+        acts.append((span.end, (span.name, span.by), partial(_return, stage, span)))
     for span in story.dense:
-        acts.append((span.begin, partial(_look, stage, span.name, 1)))
-        acts.append((span.end, partial(_look, stage, span.name, -1)))
+        acts.append((span.begin, (span.name,), partial(_look, stage, span.name, 1)))
+        acts.append((span.end, (span.name,), partial(_look, stage, span.name, -1)))
     for member, spans in (("stopped", story.ended), ("hung", story.pauses), ("no_number", story.no_numbers)):
         for span in spans:
-            job = stage.jobs[span.name]
-            acts.append((span.begin, partial(job.change, member, 1, span.begin)))
-            acts.append((span.end, partial(job.change, member, -1, span.end)))
-    acts += [(t_s, partial(stage.boot, t_s, stage.named[node])) for t_s, node in story.boots]
-    acts += [(crowd.t, partial(stage.crowd, crowd)) for crowd in story.crowds]
-    acts += [(line.t, partial(stage.tell, line)) for line in story.lines]
-    timed = sorted((t_s, index) for index, (t_s, _) in enumerate(acts) if t_s < EVER)
-    return [(t_s, index, acts[index][1]) for t_s, index in timed]
+            job, who = stage.jobs[span.name], (span.name,)
+            acts.append((span.begin, who, partial(job.change, member, 1, span.begin)))
+            acts.append((span.end, who, partial(job.change, member, -1, span.end)))
+    acts += [(t_s, (node,), partial(stage.boot, t_s, stage.named[node])) for t_s, node in story.boots]
+    acts += [(crowd.t, (), partial(stage.crowd, crowd)) for crowd in story.crowds]
+    acts += [(line.t, (line.node,), partial(stage.tell, line)) for line in story.lines]
+    return sorted((act for act in acts if act[0] < EVER), key=itemgetter(0))
 
 
-def _while(acts: Acts, begin_s: float, end_s: float, held: list[T], what: T) -> None:
-    acts.append((begin_s, partial(held.append, what)))
-    acts.append((end_s + 1.0, partial(held.remove, what)))
+def _while(acts: Acts, what: Lasting, held: list[Lasting]) -> None:
+    acts.append((what.begin, (what.node,), partial(held.append, what)))
+    acts.append((what.end + 1.0, (what.node,), partial(held.remove, what)))
 
 
 def _look(stage: Standing, name: str, more: int) -> None:

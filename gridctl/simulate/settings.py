@@ -35,7 +35,6 @@ class Pace(msgspec.Struct, frozen=True):
 
     beat_s: int
     sample_s: int
-    probe_s: int
     progress_s: int
     dense_s: int
     dense_probe_s: int

@@ -40,6 +40,12 @@ class Sound:
         v["util_pct"] += noise >> 9 & 3
         return v
 
+    def other(self, device: str, t_s: float, noise: int) -> Values:
+        """The node itself, its power supply, or its port."""
+        if device == "node":
+            return self.node(noise)
+        return self.psu(noise) if device.startswith("psu") else self.nic(t_s)
+
     def nic(self, t_s: float) -> Values:
         v = self._nic.copy()
         v["rx_bytes_total"] = v["tx_bytes_total"] = self._per_s * int(t_s)
