@@ -2,7 +2,8 @@
 
     python benchmarks/attempt_overhead.py [RANKS]
 
-Three ranks (or so many) of DDP over gloo on this machine, each with a session whose agent's end swallows what comes.
+Three ranks (or so many) of DDP over gloo on this machine, each with a session whose agent's end swallows
+what comes.
 Blocks of steps as attempts and blocks without alternate in the same processes. The parts are measured
 inside the attempts, as time that passed and as time on the CPU: sending and voting wait for the slowest
 rank, and where ranks share cores also for their turn. Aim: 1 % of the step.
