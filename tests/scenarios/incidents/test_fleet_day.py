@@ -40,4 +40,3 @@ def test_every_fault_is_found_and_the_decisive_ones_in_time() -> None:
     assert streamed
     assert (quantile(streamed, 1.0) or 0.0) <= 1.0
     assert (quantile(polled, 1.0) or 0.0) <= 30.0
-
