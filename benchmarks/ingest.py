@@ -41,8 +41,8 @@ PORT = (
     '"rx_bytes_total":{many},"tx_bytes_total":{many},"ecn_marked_total":{some},"cnp_total":{some},'
     '"out_of_sequence_total":3,"packet_seq_err_total":0,"local_ack_timeout_total":0'
 )
-#: Of the metrics above.
-SERIES_PER_GPU = FAST.count('":') + SLOW.count('":')
+#: Of the metrics above, those of main memory too.
+SERIES_PER_NODE = GPUS * (FAST.count('":') + SLOW.count('":') + PORT.count('":')) + 2
 
 
 class Node:
@@ -158,10 +158,12 @@ def main() -> None:
     )
     print(f"the slowest second took {worst_s:.2f} s")
     print(
-        f"{rss_mib():.0f} MiB resident with the lines of one second, {used_mib:.0f} MiB more than before; ",
+        f"{rss_mib():.0f} MiB resident with the lines of one second, {used_mib:.0f} MiB more than before: ",
         end="",
     )
-    print(f"at most {used_mib * 2**20 / (nodes * GPUS * SERIES_PER_GPU):.0f} bytes a series of a GPU")
+    series, lines_bytes = nodes * SERIES_PER_NODE, size / length_s
+    print(f"{used_mib * 2**20 / series:.0f} bytes for each of {series} series, ", end="")
+    print(f"{(used_mib * 2**20 - lines_bytes) / series:.0f} without those lines")
     print(f"{found} findings, {decided} decisions, {ingest.unreadable} lines unreadable")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from itertools import chain, combinations
+from sys import intern
 from typing import Any
 
 import msgspec
@@ -216,7 +217,7 @@ class NodeWatch:
         if record.kind == "log" and isinstance(line := v.get("line"), str):
             return self._line(record.t_unix_s, v.get("source"), line, number(v.get("late_s")) or 0.0)
         if record.kind == "sample" and isinstance(name := v.get("device"), str):
-            return self._sample(record.t_unix_s, name, v)
+            return self._sample(record.t_unix_s, intern(name), v)  # a fleet has the same few names
         if record.kind == "note":
             self._noted(record.t_unix_s, str(v.get("action")))
             return self._sources.note(record.t_unix_s, v)
@@ -272,7 +273,7 @@ class NodeWatch:
                 return ()
             self._devices[name] = Device(self._policy, self.facts.name, name)
         if isinstance(pci := v.get("pci"), str) and len(self._device_names) < _DEVICES_MAX:
-            self._named(pci, name)
+            self._named(intern(pci), name)
         if load_pct is not None:
             self._loaded(name, load_pct >= self._policy.thresholds.progress.busy_util_pct)
         found = self._devices[name].feed(t_unix_s, values)
@@ -365,7 +366,7 @@ class NodeWatch:
 
     def learn(self, line: Any, shape: Shape) -> None:
         """The record of `line` was fed: an equal sample may be passed over, if this one changed nothing."""
-        name, t_unix_s = line.v.device, line.t_unix_s
+        name, pci, t_unix_s = intern(line.v.device), line.v.pci, line.t_unix_s
         if line.boot != self._boot or t_unix_s - self._boot_unix_s < self._policy.thresholds.boot.grace_s:
             return
         if name == "node" or not comparable(shape, line.v.v):
@@ -380,7 +381,7 @@ class NodeWatch:
             if len(self._still) >= _DEVICES_MAX:
                 return
             self._still[name] = Still()
-        self._still[name].learn(line.v.pci, line.v.v, changed)
+        self._still[name].learn(None if pci is None else intern(pci), line.v.v, changed)
 
     def _device_of(self, pci: str) -> str:
         return self._device_names.get(pci) or (f"pci:{pci}" if pci else "node")
