@@ -1,6 +1,9 @@
 """The sources that read /sys and /proc, over small trees of files; the arithmetic of counters by property."""
 
+import errno
 import os
+import struct
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from gridagent.telemetry import Reading
 from gridagent.telemetry.ethernet import SLOW_S, Ethernet
+from gridagent.telemetry.ethtool import pauses, statistics
 from gridagent.telemetry.files import PROBES
 from gridagent.telemetry.infiniband import COUNTERS_S, InfiniBand
 from gridagent.telemetry.polled import Probe
@@ -147,6 +151,57 @@ def test_an_ethernet_port(tmp_path: Path) -> None:
     assert ports["nic:eth8"]["link_downed_total"] is None
     fast = {"state": 1, "link_downed_total": 2, "carrier_changes_total": None}
     assert values(probe.read())["nic:eth7"] == fast
+
+
+class Driver:
+    """Answers as the kernel does for a driver with these statistics (layout of linux/ethtool.h)."""
+
+    def __init__(self, counted: dict[str, int]) -> None:
+        self.counted = counted
+
+    def __call__(self, interface: str, request: "array[int]") -> None:
+        if interface != "eth0":
+            raise OSError(errno.ENODEV, "no such device")
+        raw = request.tobytes()
+        names, numbers = list(self.counted), list(self.counted.values())
+        command = struct.unpack_from("=I", raw)[0]
+        if command == 0x37:
+            answer = struct.pack("=IIQI", command, 0, 2, len(names))
+        elif command == 0x1B:
+            assert struct.unpack_from("=II", raw, 4) == (1, len(names))
+            answer = raw[:12] + b"".join(name.encode().ljust(32, b"\0") for name in names)
+        else:
+            assert struct.unpack_from("=II", raw) == (0x1D, len(names))
+            answer = raw[:8] + struct.pack(f"={len(names)}Q", *numbers)
+        assert len(answer) == len(raw)
+        request[:] = array("B", answer)
+
+
+def test_pause_frames_come_from_the_driver() -> None:
+    counted = {"rx_packets": 5, "rx_prio0_pause": 2, "rx_prio3_pause": 40, "rx_prio3_pause_duration": 9}
+    driver = Driver({**counted, "rx_pause_ctrl_phy": 7, "tx_global_pause": 3, "z" * 31: 1 << 63})
+    assert statistics("eth0", driver) == driver.counted
+    assert pauses(statistics("eth0", driver)) == {"rx_pause_total": 42, "tx_pause_total": 3}
+    assert pauses(statistics("eth0", Driver({}))) == {"rx_pause_total": None, "tx_pause_total": None}
+    assert statistics("eth1", driver) == {}
+
+
+def test_the_kernel_is_asked_for_an_interface_of_its_own_only(tmp_path: Path) -> None:
+    """A tree of another machine may have an interface of the same name."""
+    assert statistics("lo") == {}  # by the real ioctl: the loopback counts nothing
+    asked: list[str] = []
+    plant(tmp_path, {"sys/class/net/lo/device/v": 1, "sys/class/net/lo/address": "02:00:00:00:00:01"})
+
+    def ask(interface: str, request: "array[int]") -> None:
+        asked.append(interface)
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    own = Path("/sys/class/net/lo/address").read_text()
+    for address, wanted in (("02:00:00:00:00:01", []), (own, ["lo"])):
+        (tmp_path / "sys/class/net/lo/address").write_text(address)
+        [reading] = Ethernet(Tree(tmp_path, "ethernet"), Clock(), ask).read()
+        assert reading.v["device"] == "nic:lo"
+        assert asked == wanted
 
 
 def test_a_name_of_any_bytes_can_be_sent(tmp_path: Path) -> None:

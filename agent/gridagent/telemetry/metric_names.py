@@ -68,6 +68,8 @@ _HELP = {
     "xmit_wait_total": "Ticks in which data waited to be sent: congestion, no fault.",
     "rx_bytes_total": "Data received.",
     "tx_bytes_total": "Data sent.",
+    "rx_pause_total": "Pause frames received: the network held this port up.",
+    "tx_pause_total": "Pause frames sent: this port held the network up.",
     "ecn_marked_total": "Packets that arrived with a mark of congestion.",
     "cnp_total": "Notifications of congestion, sent and handled.",
     "aer_cor_total": "PCIe errors that the link corrected.",
