@@ -73,32 +73,31 @@ class Month:
             return False
         at_s, *later_s = quiet.beats_s
         node.beats(quiet.boot, at_s)
-        for number, line in enumerate(self._lines_of(quiet)):
-            if line is not None:
-                line.boot, line.t_unix_s = quiet.boot, at_s
-            if line is None or not node.passes_plain(line, at_s, self._shape):
+        for number, body in enumerate(self._bodies_of(quiet)):
+            passes = body is not None and node.calm(quiet.boot)
+            if not passes or not node.passes_plain(body, at_s, at_s, self._shape):
                 self._told += self._playback.take(quiet.sample(number, int(at_s)), at_s)
-        for beat_s in later_s:
-            if not node.beats(quiet.boot, beat_s):
+        if not node.beats(quiet.boot, *later_s):
+            for beat_s in later_s:
                 beat = StreamRecord(0, quiet.boot, beat_s, quiet.node, "beat", {"boot": quiet.boot})
                 self._told += self._playback.take(beat, beat_s)
         for target in quiet.targets:
             watch.node(target).observers.probe(quiet.node, True, at_s)
         return True
 
-    def _lines_of(self, quiet: Quiet) -> list[Any]:
+    def _bodies_of(self, quiet: Quiet) -> list[Any]:
         """Of each device its usual sample in plain form; None where a rule may see samples differ."""
         key = (quiet.node, quiet.idle)
         if key not in self._usual:
-            self._usual[key] = [self._line_of(quiet, number) for number in range(quiet.devices)]
+            self._usual[key] = [self._body_of(quiet, number) for number in range(quiet.devices)]
         return self._usual[key]
 
-    def _line_of(self, quiet: Quiet, number: int) -> Any:
+    def _body_of(self, quiet: Quiet, number: int) -> Any:
         at_s = int(quiet.beats_s[0])
         lines = [self._shape.of(quiet.sample(number, at_s + later_s)) for later_s in range(0, 700_000, 7001)]
         for line in lines:
             self._shape.plain(line.v.v)
-        return lines[0] if all(line.v == lines[0].v for line in lines) else None
+        return lines[0].v if all(line.v == lines[0].v for line in lines) else None
 
 
 def month(nodes: int, days: float, seed: int, times: float) -> tuple[Score, list[Outcome]]:

@@ -7,6 +7,7 @@ from gridctl.detect.policy import Heartbeat
 #: The newest interval counts this much: about the last twenty decide.
 _NEWEST = 0.1
 _OBSERVERS_MAX = 64
+_SPREAD_MIN_S = 0.1
 
 
 class Rhythm:
@@ -29,7 +30,9 @@ class Rhythm:
         interval_s = now_s - self._last_s
         if interval_s < 0:
             return
-        if self._count >= limits.intervals_min and self.phi(interval_s, limits) >= limits.phi:
+        above_s = interval_s - self._mean_s
+        # Up to the least spread above the mean phi is below 0.8: nearly every interval need not be weighed.
+        if above_s > _SPREAD_MIN_S and self._suspicious(interval_s, limits):
             self._last_s = now_s
             return
         self._last_s = now_s
@@ -37,16 +40,18 @@ class Rhythm:
             return
         self._count += 1
         weight = max(_NEWEST, 1 / self._count)
-        self._spread_s += (
-            weight * (abs(interval_s - self._mean_s) - self._spread_s) if self._count > 1 else 0.0
-        )
-        self._mean_s += weight * (interval_s - self._mean_s)
+        if self._count > 1:
+            self._spread_s += weight * (abs(above_s) - self._spread_s)
+        self._mean_s += weight * above_s
+
+    def _suspicious(self, interval_s: float, limits: Heartbeat) -> bool:
+        return self._count >= limits.intervals_min and self.phi(interval_s, limits) >= limits.phi
 
     def phi(self, silent_s: float, limits: Heartbeat) -> float:
         """-log10 of the probability that a sound node is silent for so long; 0 while too little is known."""
         if self._count < limits.intervals_min:
             return 0.0
-        spread_s = max(self._spread_s, limits.spread_min_share * self._mean_s, 0.1)
+        spread_s = max(self._spread_s, limits.spread_min_share * self._mean_s, _SPREAD_MIN_S)
         chance = 0.5 * math.erfc((silent_s - self._mean_s) / spread_s / math.sqrt(2.0))
         return -math.log10(max(chance, 1e-300))
 

@@ -32,7 +32,8 @@ class Memory:
             return
         self._samples = [*self._samples[-(limits.samples - 1) :], (t_unix_s, free_mib)]
         third = limits.samples // 3
-        if len(self._samples) < limits.samples:
+        plenty = free_mib > limits.share * self._total_mib
+        if len(self._samples) < limits.samples or (plenty and not self._said):
             return
         (early_s, early), (_, middle), (late_s, late) = (
             _middle(self._samples[part * third : (part + 1) * third]) for part in range(3)
@@ -43,7 +44,7 @@ class Memory:
                 self._said = False
                 yield Cleared("host_oom", "node", _LAYER)
             return
-        if not falls or free_mib > limits.share * self._total_mib:
+        if not falls:
             return
         left_s = late * (late_s - early_s) / (early - late)
         if left_s <= limits.left_s:

@@ -334,18 +334,17 @@ class NodeWatch:
         `line` is of the type `shape.line`. Otherwise its record is to be fed, and then `learn` to be called.
         """
         shape.plain(line.v.v)
-        return self.passes_plain(line, now_unix_s, shape)
-
-    def passes_plain(self, line: Any, now_unix_s: float, shape: Shape) -> bool:
-        """The same for a line that has its plain form already."""
-        body = line.v
         if not self._calm or line.boot != self._boot or self.verdict == "blind":
             return False
+        return self.passes_plain(line.v, line.t_unix_s, now_unix_s, shape)
+
+    def passes_plain(self, body: Any, t_unix_s: float, now_unix_s: float, shape: Shape) -> bool:
+        """The same for what a line of a calm node holds, in its plain form already."""
         still = self._still.get(body.device)
         if still is None or not still.fresh or body.pci != still.pci:
             return False
         try:
-            still.times_unix_s[still.forms.index(body.v)] = line.t_unix_s
+            still.times_unix_s[still.forms.index(body.v)] = t_unix_s
         except ValueError:
             return False
         if now_unix_s > self.heard_unix_s:
@@ -355,13 +354,14 @@ class NodeWatch:
             self._loaded(body.device, load >= shape.busy)
         return True
 
-    def beats(self, boot: str, now_unix_s: float) -> bool:
-        """Does a beat change nothing but the rhythm? Then it is taken herewith."""
+    def beats(self, boot: str, *times_unix_s: float) -> bool:
+        """Do beats change nothing but the rhythm? Then they are taken herewith. By the reader's clock."""
         if not self.calm(boot):
             return False
-        self.heard_unix_s = max(self.heard_unix_s, now_unix_s)
         self._beats = True
-        self._rhythm.beat(now_unix_s, self._policy.thresholds.heartbeat)
+        for now_unix_s in times_unix_s:
+            self._rhythm.beat(now_unix_s, self._policy.thresholds.heartbeat)
+        self.heard_unix_s = max(self.heard_unix_s, *times_unix_s)
         return True
 
     def learn(self, line: Any, shape: Shape) -> None:
