@@ -14,7 +14,8 @@ from nvml_stub import Stub, compiled, library, stub
 from gridagent.home import Home
 from gridagent.signals.nvidia import KernelParser, Xid
 from gridagent.telemetry import Reading, open_source
-from gridagent.telemetry.nvml import HUNG_MAX, Nvml, Timing
+from gridagent.telemetry.gpus import HUNG_MAX, Timing
+from gridagent.telemetry.nvml import Nvml
 from gridagent.telemetry.nvml_gpu import FAST, LINKS, SLOW
 
 __all__ = ["library", "stub"]  # fixtures
