@@ -36,6 +36,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     slow_s: float = 10.0  #: between two reads of counters that firmware keeps
     read_s: float = 5.0  #: for one GPU
     start_s: float = 30.0  #: for the library's start: without NVIDIA's persistence mode it wakes every GPU
+    lost_s: float = 30.0  #: without an answer on the bus, where the library has no word for a lost GPU
     pause_min_s: float = 1.0
     pause_max_s: float = 60.0
     relist_s: float = 600.0  #: while a GPU is missing; not often: the library's start touches all GPUs
