@@ -24,14 +24,15 @@ class AmdStub(Stub):
 
     def bus(self, gpu: int, first: bytes | None) -> None:
         """What a GPU's configuration space begins with; None: the device has gone."""
-        device = self.device(gpu)
-        device.mkdir(parents=True, exist_ok=True)
-        config = device / "config"
-        config.unlink(missing_ok=True)
+        config = self.device(gpu) / "config"
         if first is None:
-            device.rmdir()
-        else:
-            config.write_bytes(first + bytes(60))
+            config.unlink()
+            config.parent.rmdir()
+            return
+        config.parent.mkdir(parents=True, exist_ok=True)
+        new = self.node / "new"
+        new.write_bytes(first + bytes(60))
+        new.rename(config)
 
 
 def compiled(folder: Path, *, whole: bool = True) -> Path:

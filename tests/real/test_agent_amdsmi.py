@@ -163,7 +163,7 @@ def test_a_gpu_that_has_left_the_bus_is_lost_and_the_others_go_on(stub: AmdStub,
     stub.set("count", 2)
     stub.bus(0, VENDOR)
     stub.bus(1, VENDOR)
-    timing = Timing(interval_s=0.02, slow_s=3600, read_s=60, start_s=60, lost_s=0.2)
+    timing = Timing(interval_s=0.02, slow_s=3600, read_s=60, start_s=60, lost_s=0.1, relist_s=2)
 
     async def test(heard: Heard) -> None:
         await heard.sample("gpu:1", lost=0)
@@ -175,6 +175,9 @@ def test_a_gpu_that_has_left_the_bus_is_lost_and_the_others_go_on(stub: AmdStub,
         assert said == "gpu:1 (0000:d1:00.0) is lost: it does not answer on the PCI bus"
         assert (await heard.sample("gpu:1", lost=1))["v"]["temp_c"] is None
         await heard.sample("gpu:0", temp_c=61, lost=0)
+        await heard.sample("gpu:1", lost=None)  # a new process looks for it
+        await heard.sample("gpu:1", lost=1)
+        assert [reading.v["line"] for reading in heard.all if reading.kind == "log"] == [said]
         stub.clear("1/temp")
         stub.bus(1, VENDOR)
         await heard.says("gpu:1 (0000:d1:00.0) answers again")

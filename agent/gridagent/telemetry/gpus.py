@@ -264,11 +264,12 @@ class Gpus:
     def _taken(self, gpu: _Gpu, answer: Answer, slow: bool) -> Iterator[Reading]:
         gpu.metrics.update(dict.fromkeys(answer.v))
         gpu.pause.succeed()
-        lost = bool(answer.lost)
-        if gpu.silent or gpu.lost != lost:
-            state = f"is lost: {self.LOST}" if lost else "answers again"
-            yield self._log(f"{gpu} {state}")
-        gpu.silent, gpu.lost = False, lost
+        if answer.lost is not None or any(value is not None for value in answer.v.values()):
+            lost = bool(answer.lost)
+            if gpu.silent or gpu.lost != lost:
+                state = f"is lost: {self.LOST}" if lost else "answers again"
+                yield self._log(f"{gpu} {state}")
+            gpu.silent, gpu.lost = False, lost
         about = (
             {"device": gpu.device, "pci": gpu.identity.pci} if gpu.identity.pci else {"device": gpu.device}
         )
