@@ -70,7 +70,7 @@ def with_gpus(seconds: float) -> None:
         stub = Stub(Path(folder))
         stub.set("count", 8)
         library = compiled(Path(folder) / "library", "-DFIXED")
-        os.environ.update(NVML_STUB=folder, LD_LIBRARY_PATH=str(library))
+        os.environ.update(GPU_STUB=folder, LD_LIBRARY_PATH=str(library))
         agent = made.agent(config='sources = ["nvml"]').start()
         text = "DCGM_FI_DEV_ROW_REMAP_PENDING{"
         wait_for("all GPUs", lambda: agent.client().request("GET", "/metrics").decode().count(text) == 8)

@@ -14,6 +14,7 @@ NEEDED = {
     "test_trust_keyring.py": ("gnome-keyring-daemon", "dbus-daemon", "dbus-send"),
     "test_agent_nvml.py": ("gcc",),
     "test_agent_nvml_serve.py": ("gcc",),
+    "test_agent_amdsmi.py": ("gcc",),
 }
 #: Debian's packages that bring them.
 PACKAGES = {"gcc": "gcc libc6-dev", "gnome-keyring-daemon": "gnome-keyring"}

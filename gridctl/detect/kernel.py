@@ -5,11 +5,13 @@ recovery advice (Xid 154) sets the action; an error of an application moves nobo
 nothing by itself unless it names what caused it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import msgspec
 
+from gridagent.signals.amd import AmdEvent, amd_event
 from gridagent.signals.bursts import Bursts
+from gridagent.signals.lines import unwrap
 from gridagent.signals.nvidia import Event, KernelParser, Xid, burst_key
 from gridctl.detect.meaning import mean
 from gridctl.detect.policy import DetectPolicy
@@ -37,13 +39,13 @@ class KernelLog:
 
     def feed(self, t_unix_s: float, line: str) -> Iterator[Finding | Suppressed]:
         """Takes one line. A repeat within a burst gives nothing."""
-        for event in self._parser.feed(line):
-            if self._bursts.add(burst_key(event), t_unix_s):
+        for event in (*self._parser.feed(line), *_of_amd(line)):
+            if self._bursts.add(_key(event), t_unix_s):
                 found = self._finding(t_unix_s, event)
                 if found is not None:
                     yield self._in_chain(found)
 
-    def _finding(self, t_unix_s: float, event: Event) -> Finding | None:
+    def _finding(self, t_unix_s: float, event: Event | AmdEvent) -> Finding | None:
         """What one event means by itself; None where the driver says that nothing is needed."""
         told = mean(self._policy, event)
         if told is None or told.advice == 0:
@@ -87,6 +89,17 @@ class KernelLog:
         if len(self._heads) > _HEADS_MAX:
             del self._heads[next(iter(self._heads))]
         return found
+
+
+def _of_amd(line: str) -> Iterator[AmdEvent]:
+    """What AMD's driver says in a line of the kernel's. Most lines are no concern of it."""
+    if ("amdgpu" in line or "[drm]" in line) and (record := unwrap(line)).kernel:
+        yield from filter(None, map(amd_event, record.message.split("\n")))
+
+
+def _key(event: Event | AmdEvent) -> Hashable:
+    """What makes two events repeats of one."""
+    return (event.says, event.pci) if isinstance(event, AmdEvent) else burst_key(event)
 
 
 def _weight(found: Finding) -> tuple[bool, int]:

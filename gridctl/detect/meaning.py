@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from gridagent.signals import nvlink
+from gridagent.signals.amd import AmdEvent
 from gridagent.signals.nvidia import Event, GpuLost, InitFailed, Silenced, Xid
 from gridctl.detect.policy import DetectPolicy, RecoveryRow, said, site_source, xid_row
 from gridctl.detect.policy.hardware import Rule, hardware
@@ -14,6 +15,16 @@ from gridctl.model.findings import SEVERITIES
 _CLASSES = ("internal", "possible_hw", "marginal", "watch", "secondary", "harmless")
 NVLINK5 = range(144, 151)
 _SITE = "+site"
+#: What AMD's driver says -> rule, from the worst on: what comes later follows from what stands before it.
+#: A reset that succeeds, and memory lost in it, mean nothing by themselves.
+AMD_RULES = {
+    "lost": "amd.lost",
+    "ras": "amd.ras",
+    "init_failed": "amd.init_failed",
+    "reset_failed": "amd.reset_failed",
+    "hang": "amd.hang",
+    "corrected": "amd.corrected",
+}
 #: What the driver says without a number, and the number that means the same.
 EVENT_NUMBERS = {"kernel.gpu_lost": 79, "kernel.init_failed": 143, "kernel.gsp_silenced": 119}
 
@@ -39,8 +50,11 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
         return self.preempt, SEVERITIES.index(self.severity), self.action not in ("none", "observe")
 
 
-def mean(policy: DetectPolicy, event: Event) -> Meaning | None:
+def mean(policy: DetectPolicy, event: Event | AmdEvent) -> Meaning | None:
     """What the event means; None where it says nothing of the GPU's state."""
+    if isinstance(event, AmdEvent):
+        rule = AMD_RULES.get(event.says)
+        return by_rule(hardware().rules[rule]) if rule else None
     if isinstance(event, Xid):
         if event.recovery_action is not None:
             return _advice(policy, event.recovery_action)

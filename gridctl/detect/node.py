@@ -43,8 +43,8 @@ _RELEASING = {"undrain": "drain", "maintenance_end": "maintenance"}
 #: No defect of the node itself: two of these are no ground to leave it.
 _NOT_THE_NODE = ("app", "config", "environment", "monitor")
 _GONE = ("node", "peer_unreachable", "heartbeat")
-#: Logs whose lines are the kernel's own; NVML tells Xids in its form where an agent reads no kernel log.
-_KERNEL_LOGS = ("kmsg", "nvml")
+#: The kernel's log, and what sources of GPUs say: NVML tells Xids in its form where no kernel log is read.
+_KERNEL_LOGS = ("kmsg", "nvml", "amdsmi")
 _DEVICES_MAX = 1024
 _BOOTS_MAX = 256
 _AGAIN_S = 3600.0

@@ -1,77 +1,16 @@
-/* A libnvidia-ml.so.1 without GPUs, for tests: what it answers stands in files below $NVML_STUB.
+/* A libnvidia-ml.so.1 without GPUs, for tests; see gpu_stub.h. Of its own:
  *
- *   count                  number of GPUs
- *   N/NAME                 the answer of GPU N: a number, "!CODE" (an nvmlReturn_t) or "hang"
- *   N/all                  "!CODE" for every call on GPU N
- *   init                   as N/NAME, for nvmlInit
  *   event                  "GPU XID GPU_INSTANCE COMPUTE_INSTANCE": told once, then the file is removed
- *   calls                  written here: one line for each call of what firmware keeps
- *   hanging                written here: one line for each call that hangs
  *
- * Compiled with -DFIXED it looks at "count" only and has no events: a benchmark measures its reader and not it.
+ * Compiled with -DFIXED it has no events.
  *
  * Signatures after NVIDIA's public NVML API reference (docs.nvidia.com/deploy/nvml-api). */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "gpu_stub.h"
 
-typedef int Return;
 typedef unsigned int U;
 typedef unsigned long long ULL;
-typedef struct gpu { int index; } *Device;
 
-enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, SMALL = 7, TIMEOUT = 10 };
-static struct gpu gpus[16];
-
-static FILE *stub(const char *mode, const char *name) {
-    char path[4096];
-    const char *root = getenv("NVML_STUB");
-    snprintf(path, sizeof path, "%s/%s", root ? root : ".", name);
-    return fopen(path, mode);
-}
-
-static void append(const char *file, const char *line) {
-    FILE *f = stub("a", file);
-    if (f) { fprintf(f, "%s\n", line); fclose(f); }
-}
-
-static Return answer(const char *name, long long fallback, long long *value) {
-    char text[64] = "";
-    FILE *f;
-    *value = fallback;
-#ifdef FIXED
-    if (strcmp(name, "count")) return OK;
-#endif
-    f = stub("r", name);
-    if (!f) return OK;
-    if (!fgets(text, sizeof text, f)) text[0] = 0;
-    fclose(f);
-    if (!strncmp(text, "hang", 4)) {
-        append("hanging", name);
-        for (;;) pause();
-    }
-    if (!strncmp(text, "crash", 5)) abort();
-    if (text[0] == '!') return atoi(text + 1);
-    *value = atoll(text);
-    return OK;
-}
-
-static Return get(Device device, const char *name, long long fallback, long long *value) {
-    char path[128];
-    Return all;
-    snprintf(path, sizeof path, "%d/all", device->index);
-    if ((all = answer(path, 0, value))) return all;
-    snprintf(path, sizeof path, "%d/%s", device->index, name);
-    return answer(path, fallback, value);
-}
-
-static Return firmware(Device device, const char *name, long long fallback, long long *value) {
-    char line[128];
-    snprintf(line, sizeof line, "%d %s", device->index, name);
-    append("calls", line);
-    return get(device, name, fallback, value);
-}
+enum { INVALID = 2, NOT_SUPPORTED = 3, SMALL = 7, TIMEOUT = 10 };
 
 static Return as_uint(Device device, const char *name, long long fallback, U *out) {
     long long value;
@@ -285,7 +224,7 @@ Return nvmlEventSetWait_v2(void *set, struct event *out, U timeout_ms) {
             int gpu, xid, read = fscanf(f, "%d %d %u %u", &gpu, &xid, &out->gi, &out->ci);
             char path[4096];
             fclose(f);
-            snprintf(path, sizeof path, "%s/event", getenv("NVML_STUB"));
+            snprintf(path, sizeof path, "%s/event", getenv("GPU_STUB"));
             unlink(path);
             if (read == 4) {
                 out->device = &gpus[gpu], out->type = 8, out->data = (ULL)xid;

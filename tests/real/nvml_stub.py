@@ -42,5 +42,5 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def stub(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
-    monkeypatch.setenv("NVML_STUB", str(tmp_path))
+    monkeypatch.setenv("GPU_STUB", str(tmp_path))
     return Stub(tmp_path)

@@ -1,31 +1,24 @@
 """Source `nvml`: the real nvidia-ml-py in a real child process; only the driver's library is a stub."""
 
 import asyncio
-import collections
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from gpu_heard import BRISK, CALM, Heard, listen
 from nvml_stub import Stub, compiled, library, stub
 
 from gridagent.home import Home
 from gridagent.signals.nvidia import KernelParser, Xid
-from gridagent.telemetry import Reading, open_source
-from gridagent.telemetry.nvml import HUNG_MAX, Nvml, Timing
+from gridagent.telemetry import open_source
+from gridagent.telemetry.gpus import HUNG_MAX, Timing
+from gridagent.telemetry.nvml import Nvml
 from gridagent.telemetry.nvml_gpu import FAST, LINKS, SLOW
 
 __all__ = ["library", "stub"]  # fixtures
 
-DEADLINE_S = 120.0
-#: What firmware keeps is read once in a test, and nothing is given up on that is only late.
-CALM = Timing(interval_s=0.02, slow_s=3600, read_s=60, start_s=60, pause_min_s=0.05, pause_max_s=3600)
-#: A call that hangs in the stub hangs for good, so a short deadline finds nothing that is not true.
-BRISK = Timing(
-    interval_s=0.02, slow_s=3600, read_s=2, start_s=60, pause_min_s=0.05, pause_max_s=0.05, relist_s=0.1
-)
 FAST_NAMES = {name for group in FAST for name in group}
 #: What the stub answers where no file says otherwise (nvlink_crc: fields 38 and 45).
 STUB_VALUES = """
@@ -41,46 +34,6 @@ EXPECTED = {name: float(value) for name, value in (pair.split("=") for pair in S
 SLOW_NAMES = {name for group in SLOW for name in group} | set(LINKS)
 
 
-class Heard:
-    """What a source tells, one after another."""
-
-    def __init__(self, source: Nvml) -> None:
-        self.source = source
-        self._readings = aiter(source)
-        self.all: list[Reading] = []
-
-    async def until(self, wanted: Callable[[Reading], bool]) -> Reading:
-        while True:
-            reading = await anext(self._readings)
-            self.all.append(reading)
-            if wanted(reading):
-                return reading
-
-    async def sample(self, device: str = "gpu:0", **values: object) -> dict[str, Any]:
-        """The next sample of a device with these values."""
-
-        def wanted(reading: Reading) -> bool:
-            v = reading.v
-            if reading.kind != "sample" or v["device"] != device:
-                return False
-            return all(name in v["v"] and v["v"][name] == value for name, value in values.items())
-
-        return (await self.until(wanted)).v
-
-    async def says(self, words: str) -> str:
-        """The next log line or note that holds these words."""
-        reading = await self.until(lambda reading: words in str(reading.v.get("line", reading.v.get("text"))))
-        return str(reading.v.get("line", reading.v.get("text")))
-
-    async def end(self) -> None:
-        """Ends the source, and waits until none of its processes is left."""
-        closing = self._readings
-        assert isinstance(closing, collections.abc.AsyncGenerator)
-        await closing.aclose()
-        while self.source.hanging():
-            await asyncio.sleep(0.01)
-
-
 def listening(
     test: Callable[[Heard], Awaitable[None]],
     *,
@@ -88,16 +41,7 @@ def listening(
     events: bool = False,
     expected: int = 0,
 ) -> None:
-    async def run() -> None:
-        heard = Heard(Nvml(events=events, expected=expected, timing=timing))
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                await test(heard)
-        finally:
-            async with asyncio.timeout(DEADLINE_S):
-                await heard.end()
-
-    asyncio.run(run())
+    listen(lambda: Nvml(events=events, expected=expected, timing=timing), test)
 
 
 def test_everything_is_read_under_the_formats_names(stub: Stub) -> None:

@@ -115,6 +115,7 @@ def test_launches_follow_the_rank(tmp_path: Path) -> None:
     [
         ("nvlm", "is no source"),
         ("nvml:all", "takes nothing"),
+        ("amdsmi:all", "takes nothing"),
         ("replay:none.jsonl", "no recording"),
         ("replay:agent.toml", "no recording"),
         ("replay:r.jsonl?speed=0", "speed"),

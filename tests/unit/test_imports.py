@@ -15,6 +15,7 @@ HEAVY = {
     "keyring",
     "numpy",
     "pynvml",
+    "amdsmi",
     "rich",
     "yaml",
     "cryptography",

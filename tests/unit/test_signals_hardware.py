@@ -290,6 +290,20 @@ def test_log_keepers_tell_of_losses() -> None:
             "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring sdma1 timeout, signaled seq=1",
             AmdEvent(says="hang"),
         ),
+        (
+            "amdgpu 0000:c6:00.0: amdgpu: {7}socket: 0, die: 0, 1 new uncorrectable hardware errors detected",
+            AmdEvent(says="ras", pci="0000:c6:00.0"),
+        ),
+        (
+            "amdgpu 0000:c6:00.0: amdgpu: {8} socket: 0, die: 1, 3 new poison consumption detected in gfx",
+            AmdEvent(says="ras", pci="0000:c6:00.0", count=3),
+        ),
+        (
+            "amdgpu 0000:c6:00.0: amdgpu: ring comp_1.0.1 timeout, signaled seq=44, emitted seq=46",
+            AmdEvent(says="hang", pci="0000:c6:00.0"),
+        ),
+        ("amdgpu 0000:c6:00.0: amdgpu: ring gfx_0.0.0 timeout, but soft recovered", None),
+        ("[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx timeout, but soft recovered", None),
         ("amdgpu 0000:c6:00.0: amdgpu: SMU is initialized successfully!", None),
     ],
 )

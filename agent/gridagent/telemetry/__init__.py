@@ -40,5 +40,9 @@ def open_source(text: str, home: Home, node: str, sysroot: str = "/") -> Source:
         from gridagent.telemetry.nvml import open_nvml
 
         return open_nvml(rest, home)
-    known = ", ".join((*NAMES, "nvml", "replay:FILE?node=NAME"))
+    if scheme == "amdsmi":
+        from gridagent.telemetry.amdsmi import open_amdsmi
+
+        return open_amdsmi(rest, home, sysroot)
+    known = ", ".join((*NAMES, "nvml", "amdsmi", "replay:FILE?node=NAME"))
     raise ConfigError(f"{home.config_file}: {text!r} is no source; known: {known}")

@@ -25,7 +25,7 @@ _UNITS = {
 }
 
 _HELP = {
-    "lost": "1: the driver calls the GPU lost.",
+    "lost": "1: the GPU is lost: its driver says so, or it does not answer on its bus.",
     "temp_c": "Temperature.",
     "temp_margin_c": "Degrees left until the GPU slows itself down.",
     "mem_temp_c": "Temperature of the memory.",

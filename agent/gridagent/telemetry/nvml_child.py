@@ -1,24 +1,15 @@
-"""The process that calls NVML. It may hang, in the kernel too: then its parent leaves it behind.
-
-`python -m gridagent.telemetry.nvml_child [--events]`, with a connected socket as standard input. The
-parent writes "INDEX fast" or "INDEX slow" and gets an `Answer`; `XidEvent` and `Said` come unasked.
-It ends when the parent does.
-"""
+"""The process that calls NVML: `python -m gridagent.telemetry.nvml_child [--events]`, see `gpu_child`."""
 
 import contextlib
 import ctypes
 import queue
-import signal
-import socket
 import sys
 import threading
 from typing import Any
 
-import msgspec
+from gridagent.telemetry.gpu_child import Answer, Out, Said, Unusable, XidEvent, serve
+from gridagent.telemetry.nvml_gpu import GpuReader
 
-from gridagent.telemetry.nvml_gpu import Answer, GpuReader
-
-PR_SET_PDEATHSIG = 1
 EVENT_WAIT_MS = 1000
 #: The wait for events fails at once and for ever while a GPU is lost.
 EVENT_PAUSE_S = 5.0
@@ -26,52 +17,10 @@ EVENT_PAUSE_S = 5.0
 _NO_INSTANCE = 0xFFFFFFFF
 
 
-class Ready(msgspec.Struct, tag="ready"):
-    """NVML has started: it lists `gpus` GPUs."""
-
-    gpus: int
-    driver: str = ""
-
-
-class Failed(msgspec.Struct, tag="failed"):
-    """NVML cannot be used, and why. The child ends."""
-
-    text: str
-
-
-class Said(msgspec.Struct, tag="said"):
-    """Something that a person should know about this source."""
-
-    text: str
-
-
-class XidEvent(msgspec.Struct, tag="xid"):
-    """An Xid, told by NVML. `mig`: the instances it concerns, as the kernel writes them, or ""."""
-
-    pci: str
-    xid: int
-    mig: str = ""
-
-
-Message = Ready | Failed | Said | XidEvent | Answer
-
-
-class _Out:
-    """The socket to the parent; both threads write whole lines."""
-
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-        self._lock = threading.Lock()
-
-    def send(self, message: Message) -> None:
-        with self._lock:
-            self._link.sendall(msgspec.json.encode(message) + b"\n")
-
-
 class _Events(threading.Thread):
-    """Waits for Xids of the GPUs that `add` names. A GPU joins between two waits."""
+    """Waits for Xids of the GPUs that `add` names, from the first on. A GPU joins between two waits."""
 
-    def __init__(self, nvml: Any, out: _Out) -> None:
+    def __init__(self, nvml: Any, out: Out) -> None:
         super().__init__(daemon=True)
         self._nvml, self._out = nvml, out
         self._new: queue.SimpleQueue[GpuReader] = queue.SimpleQueue()
@@ -79,6 +28,8 @@ class _Events(threading.Thread):
 
     def add(self, gpu: GpuReader) -> None:
         self._new.put(gpu)
+        if self.ident is None:
+            self.start()
 
     def run(self) -> None:
         nvml = self._nvml
@@ -121,40 +72,36 @@ class _Events(threading.Thread):
         self._out.send(XidEvent(pci, event.eventData, mig))
 
 
-def main() -> None:
-    """Serves the parent until it closes the socket."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    with socket.socket(fileno=0) as link, contextlib.suppress(OSError):
-        _serve(link, _Out(link))
+class _Watched(GpuReader):
+    """A GPU whose Xids are waited for once it has been read."""
+
+    def __init__(self, nvml: Any, index: int, events: _Events) -> None:
+        super().__init__(nvml, index)
+        self._events: _Events | None = events
+
+    def read(self, *, slow: bool) -> Answer:
+        answer = super().read(slow=slow)
+        if self._events is not None and self.handle is not None:
+            self._events.add(self)
+            self._events = None
+        return answer
 
 
-def _serve(link: socket.socket, out: _Out) -> None:
+def _start(out: Out) -> tuple[str, list[GpuReader]]:
     try:
         import pynvml as nvml
     except ImportError:
-        out.send(Failed("nvidia-ml-py is missing: pip install 'gridctl-agent[nvml]'"))
-        return
+        raise Unusable("nvidia-ml-py is missing: pip install 'gridctl-agent[nvml]'") from None
     try:
         nvml.nvmlInit()
         count, driver = nvml.nvmlDeviceGetCount(), str(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError as error:
-        out.send(Failed(f"NVML cannot be used: {error}"))
-        return
-    out.send(Ready(count, driver))
-    readers = [GpuReader(nvml, index) for index in range(count)]
-    events = _Events(nvml, out) if "--events" in sys.argv else None
-    if events is not None:
-        events.start()
-    joined: set[int] = set()
-    with link.makefile("rb") as requests:
-        for request in requests:
-            index, pace = request.split()
-            gpu = readers[int(index)]
-            out.send(gpu.read(slow=pace == b"slow"))
-            if events is not None and gpu.handle is not None and int(index) not in joined:
-                joined.add(int(index))
-                events.add(gpu)
+        raise Unusable(f"NVML cannot be used: {error}") from None
+    if "--events" not in sys.argv:
+        return driver, [GpuReader(nvml, index) for index in range(count)]
+    events = _Events(nvml, out)
+    return driver, [_Watched(nvml, index, events) for index in range(count)]
 
 
 if __name__ == "__main__":
-    main()
+    serve(_start)

@@ -8,11 +8,9 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
-
 from gridagent.signals.nvidia import canonical_pci
+from gridagent.telemetry.gpu_child import Answer, Identity, Value
 
-Value = int | float | None
 _Call = Callable[[Any, Any], tuple[Value, ...]]
 
 MIB = 1 << 20
@@ -25,25 +23,6 @@ _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 #: version, deprecated, not ready.
 _NO_SUCH_VALUE = (2, 3, 4, 6, 13, 21, 25, 26, 27)
 _LOST = 15  # NVML_ERROR_GPU_IS_LOST
-
-
-class Identity(msgspec.Struct, omit_defaults=True):
-    """Which GPU it is; "" where the driver does not tell. `pci` is "dddd:bb:dd.f", lower case."""
-
-    pci: str = ""
-    uuid: str = ""
-    serial: str = ""
-    model: str = ""
-
-
-class Answer(msgspec.Struct, tag="answer"):
-    """What one read of a GPU gave: metric -> value, and metric -> error of those that should have one."""
-
-    gpu: int  #: NVML's index
-    identity: Identity
-    v: dict[str, Value]
-    errors: dict[str, str] = {}
-    lost: bool = False
 
 
 def _field(nvml: Any, handle: Any, field: int | tuple[int, int]) -> Value:

@@ -5,19 +5,11 @@ from collections.abc import Iterator
 from gridagent.signals.amd import AmdEvent
 from gridctl.detect.diagnose.ruling import clean
 from gridctl.detect.diagnose.saying import rule
+from gridctl.detect.meaning import AMD_RULES
 from gridctl.model.diagnosis import Diagnosis
 
 _DEVICES_MAX = 1024
 _FEW = 4
-#: From the worst on. What comes later in the list follows from what stands before it.
-_RULES = (
-    ("lost", "amd.lost"),
-    ("ras", "amd.ras"),
-    ("init_failed", "amd.init_failed"),
-    ("reset_failed", "amd.reset_failed"),
-    ("hang", "amd.hang"),
-    ("corrected", "amd.corrected"),
-)
 
 
 class _Device:
@@ -61,7 +53,7 @@ class Amd:
         found: dict[tuple[str, str], list[tuple[str, _Device]]] = {}
         for host, known in self._devices.items():
             for pci, device in known.items():
-                name = next((name for says, name in _RULES if device.counts.get(says)), None)
+                name = next((name for says, name in AMD_RULES.items() if device.counts.get(says)), None)
                 if name is not None:
                     found.setdefault((host, name), []).append((pci, device))
         for (host, name), devices in found.items():

@@ -1,13 +1,14 @@
-"""The parent's end of the processes that call NVML: started, asked, left behind, never waited for."""
+"""The parent's end of the processes that read GPUs: started, asked, left behind, never waited for."""
 
 import asyncio
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
-from gridagent.telemetry.nvml_child import Message
+from gridagent.telemetry.gpu_child import Message
 
 _DECODER = msgspec.json.Decoder(Message)
 
@@ -16,7 +17,7 @@ class ChildGone(Exception):
     """The child has ended, or says what cannot be understood."""
 
 
-class NvmlChild:
+class Child:
     """One child and the socket to it."""
 
     def __init__(
@@ -49,28 +50,31 @@ class NvmlChild:
 
 
 class Children:
-    """Starts children, and keeps those that were left until the kernel gives them back."""
+    """Starts children, and keeps those that were left until the kernel gives them back.
 
-    def __init__(self) -> None:
-        self._left: list[NvmlChild] = []
+    `command`: the module that a child runs, and its arguments.
+    """
 
-    async def start(self, *, events: bool) -> NvmlChild:
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = (sys.executable, "-m", *command)
+        self._left: list[Child] = []
+
+    async def start(self) -> Child:
         """A new child. Raises `OSError` where none can be started."""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "gridagent.telemetry.nvml_child", *(["--events"] if events else [])]
         with theirs:
             try:
                 # stderr stays the agent's: a crash of the driver's library is said there
                 process = subprocess.Popen(
-                    command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
+                    self._command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
                 )
             except OSError:
                 ours.close()
                 raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
-        return NvmlChild(process, reader, writer)
+        return Child(process, reader, writer)
 
-    def abandon(self, child: NvmlChild) -> None:
+    def abandon(self, child: Child) -> None:
         """Leaves a child behind, whatever it does."""
         child.leave()
         self._left.append(child)
