@@ -429,11 +429,11 @@ class Controller:
             devices = [decision.device] if choice.action == "evacuate_device" else []
             wish = Request(node=decision.node, devices=devices, incident=incident.id, who=PROPOSER)
             plan = open_plan or await self.plan(wish)
-            # What brings a job that stands on again is a recovery: no cap holds it back, yet it must be proven.
+            # What brings a job that stands on again is a recovery: no cap holds it, yet it must be proven.
             if (
                 self.policy.auto
                 and not self.read_only
-                and (plan.standing and plan.bit_identical or choice.automatic)
+                and ((plan.standing and plan.bit_identical) or choice.automatic)
             ):
                 reason = decision.why[0] if decision.why else decision.kind
                 await self.apply(plan.id, Gate(digest=plan.digest, who="policy", reason=reason, yes=True))

@@ -159,9 +159,9 @@ def _unproven(rank: Rank, job: Job) -> Blocker:
     )
     return Blocker(
         code="not-proven",
-        text=f"rank {rank.rank} died before its state at the start of step {job.step} was on its node's record"
-        f" ({why}): it is put together from its last vote, and what the script changed after that on this rank alone,"
-        " if it did so for the first time there, is not in it",
+        text=f"rank {rank.rank} died before it wrote down what its state was at the start of step {job.step}"
+        f" ({why}): it is put together from its last vote, and what the script changed after that on this"
+        " rank alone, for the first time, is not in it",
         fatal=False,
     )
 

@@ -50,8 +50,8 @@ def deputy_state(
         put_together = assemble(session.state, window, keeper, ward)
         if digest_at(mark, step) not in ("", ward_digest(window, keeper, ward)):
             raise StateError(
-                "what is known of it here is not what it had: after its last vote the script has changed there"
-                " what it has not changed here"
+                "what is known of it here is not what it had: after its last vote the script changed"
+                " there what it did not change here"
             )
         return put_together
     except StateError as error:

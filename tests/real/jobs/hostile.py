@@ -1,11 +1,8 @@
-"""Small trainings of every kind. argv: FOLDER STEPS KIND [ARGUMENT ...]; kinds are functions with @kind."""
+"""Trainings that make it hard to bring a dead rank back. argv: FOLDER STEPS KIND [ARGUMENT ...], as zoo.py."""
 
-import os
 import random
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -17,786 +14,234 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from zoo import Training, adamw, net
 
 from gridagent.train import Session
 
 
 @dataclass
-class Training:
-    """What one kind sets up. `apply` is called after the backward pass(es) of a step."""
+class Hostile:
+    """A training, and what is unusual about its loop."""
 
-    model: nn.Module
-    optimizer: Any
-    forward: Callable[[Tensor], Tensor] | None = None  #: batch -> loss; else the mean square of the model
-    apply: Callable[[], None] | None = None
-    micro_batches: int = 1
-    before_step: Callable[[Session], Tensor | None] = lambda _session: None  #: may add to the loss
-    more: dict[str, Any] = field(default_factory=dict)  #: also registered
-    keep_gradients: bool = False
+    training: Training
+    batches: Callable[[Session, Any], Iterator[Any]] = lambda session, loader: session.batches(loader)
+    wrap: Callable[[Any], Any] = lambda loader: loader
+    after_epoch: Callable[[], None] = lambda: None
 
 
-KINDS: dict[str, Callable[..., Training]] = {}
+KINDS: dict[str, Callable[..., Hostile]] = {}
 
 
-def kind(function: Callable[..., Training]) -> Callable[..., Training]:
+def kind(function: Callable[..., Hostile]) -> Callable[..., Hostile]:
     KINDS[function.__name__] = function
     return function
 
 
-def net(*, norm: bool = False) -> nn.Sequential:
-    torch.manual_seed(7)
-    first: list[nn.Module] = [nn.Linear(data.FEATURES, 50)]
-    middle: list[nn.Module] = [nn.BatchNorm1d(50)] if norm else []
-    return nn.Sequential(
-        *first, *middle, nn.GELU(), nn.Dropout(0.1), nn.Linear(50, 34), nn.Tanh(), nn.Linear(34, 8)
-    )
+def after_step(model: Any, change: Callable[[int], None], extra: Any = None, **more: Any) -> Hostile:
+    """`change(step)` comes after the optimizer's step; `extra()` is added to the loss."""
+    optimizer, steps = adamw(model), [0]
 
-
-def adamw(model: nn.Module, **options: Any) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, **options)
-
-
-@kind
-def ddp() -> Training:
-    """BatchNorm, dropout, AdamW, clipping, a cosine schedule, a buffer with infinities."""
-    layers = net(norm=True)
-    layers.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
-    model = DDP(layers)
-    optimizer = adamw(model)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, record.STEPS)
+    def before_step(session: Session) -> Tensor | None:
+        steps[0] = session.step
+        return None if extra is None else torch.tensor(0.01 * extra())
 
     def apply() -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
+        change(steps[0])
 
-    return Training(model, optimizer, apply=apply, more={"schedule": schedule})
-
-
-@kind
-def wide() -> Training:
-    """Over 8 MiB of state, so that a transfer has several chunks; BatchNorm."""
-    torch.manual_seed(7)
-    layers = [nn.Linear(data.FEATURES, 900), nn.BatchNorm1d(900), nn.GELU(), nn.Linear(900, 900)]
-    model = DDP(nn.Sequential(*layers))
-    return Training(model, adamw(model))
+    return Hostile(Training(model, optimizer, apply=apply, before_step=before_step, more=more))
 
 
 @kind
-def fsdp() -> Training:
-    """FSDP2; no layer's rows divide by the number of ranks."""
-    from torch.distributed.device_mesh import init_device_mesh
+def bank() -> Hostile:
+    """A registered dict with a large tensor of each rank's own, never changed."""
+    model = DDP(net())
+    own = torch.Generator().manual_seed(900 + dist.get_rank())
+    bank = {"x": torch.randn(40_000, data.FEATURES, generator=own)}
 
-    return _sharded(init_device_mesh("cpu", (dist.get_world_size(),)))
+    def before_step(session: Session) -> Tensor:
+        return bank["x"][session.step].square().mean() * 0.1
 
-
-@kind
-def hsdp() -> Training:
-    """A mesh of 2 x 2: sharded in one direction, replicated in the other. Four ranks."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return _sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
-
-
-def _sharded(mesh: Any) -> Training:
-    from torch.distributed.fsdp import fully_shard
-
-    model = net()
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = adamw(model)
-
-    def apply() -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    return Training(model, optimizer, apply=apply)
+    return Hostile(Training(model, adamw(model), before_step=before_step, more={"bank": bank}))
 
 
 @kind
-def ema(norm: str = "norm") -> Training:
-    """An exponential moving average of the parameters; with BatchNorm it copies the rank's own buffers."""
+def best0() -> Hostile:
+    """Only rank 0 keeps a record, after the optimizer's step."""
+    totals = {"last": -1}
+
+    def change(_step: int) -> None:
+        if dist.get_rank() == 0:
+            totals["last"] += 1
+
+    return after_step(DDP(net()), change, lambda: totals["last"], totals=totals)
+
+
+@kind
+def ninth() -> Hostile:
+    """A value of each rank's own is set after the optimizer's step of every ninth step."""
+    totals = {"seen": 0.0}
+
+    def change(step: int) -> None:
+        if step % 9 == 8:
+            totals["seen"] = 1.0 + dist.get_rank()
+
+    return after_step(DDP(net()), change, lambda: totals["seen"], totals=totals)
+
+
+@kind
+def ema8() -> Hostile:
+    """An average of a BatchNorm model, updated once, in step 8: its buffers are the rank's own."""
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-    model = DDP(net(norm=norm == "norm"))
+    model = DDP(net(norm=True))
     average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    optimizer = adamw(model)
 
-    def apply() -> None:
-        optimizer.step()
-        average.update_parameters(model.module)
+    def change(step: int) -> None:
+        if step == 8:
+            average.update_parameters(model.module)
 
-    return Training(model, optimizer, apply=apply, more={"ema": average})
-
-
-@kind
-def accumulate() -> Training:
-    """Three micro-batches a step, then clipping. The windows lie across the ends of the data's epochs."""
-    model = DDP(net())
-    optimizer = adamw(model)
-
-    def apply() -> None:
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-
-    return Training(model, optimizer, apply=apply, micro_batches=3)
+    return after_step(model, change, ema=average)
 
 
 @kind
-def scaler(dtype: str) -> Training:
-    """Mixed precision with a grad scaler; two steps overflow."""
-    model = DDP(net())
-    optimizer = adamw(model)
-    scale = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
-    overflow = torch.ones(())
+def rng0() -> Hostile:
+    """Only rank 0 draws after the optimizer's step, every ninth step, as if it sampled a text."""
 
-    def forward(batch: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=getattr(torch, dtype)):
-            loss = model(batch).float().square().mean() * overflow
-        scaled: Tensor = scale.scale(loss)
-        return scaled
+    def change(step: int) -> None:
+        if step % 9 == 8 and dist.get_rank() == 0:
+            torch.rand(5)
 
-    def apply() -> None:
-        scale.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scale.step(optimizer)
-        scale.update()
-
-    def before_step(session: Session) -> None:
-        overflow.fill_(float("inf") if session.step in (10, 25) else 1.0)
-
-    return Training(model, optimizer, forward, apply, before_step=before_step, more={"scaler": scale})
+    return after_step(DDP(net()), change)
 
 
-@kind
-def mixed() -> Training:
-    """Accumulation, clipping and a grad scaler together; BatchNorm, dropout; one step overflows."""
-    model = DDP(net(norm=True))
-    optimizer = adamw(model)
-    scale = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
-    overflow = torch.ones(())
+class Codebook(nn.Module):
+    """A buffer is written to through `.data` in forward, as quantisers with moving averages do."""
 
-    def forward(batch: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model(batch).float().square().mean() * overflow
-        scaled: Tensor = scale.scale(loss)
-        return scaled
-
-    def apply() -> None:
-        scale.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scale.step(optimizer)
-        scale.update()
-
-    def before_step(session: Session) -> None:
-        overflow.fill_(float("inf") if session.step == 10 else 1.0)
-
-    more = {"scaler": scale}
-    return Training(model, optimizer, forward, apply, micro_batches=3, before_step=before_step, more=more)
-
-
-@kind
-def optimizers(name: str) -> Training:
-    """Several parameter groups under one optimizer of each family that torch has for CPU."""
-    model = DDP(net())
-    layers = [layer for layer in model.module.children() if isinstance(layer, nn.Linear)]
-    groups = [{"params": list(layer.parameters()), "lr": 0.01 / (i + 1)} for i, layer in enumerate(layers)]
-    made: torch.optim.Optimizer
-    match name:
-        case "sgd":
-            made = torch.optim.SGD(groups, momentum=0.9, nesterov=True, weight_decay=1e-3)
-        case "adam":
-            made = torch.optim.Adam(groups, amsgrad=True, foreach=True)
-        case "fused":
-            made = torch.optim.AdamW(groups, fused=True)
-        case "tensor_lr":
-            made = torch.optim.AdamW([{**g, "lr": torch.tensor(g["lr"])} for g in groups], foreach=False)
-        case _:
-            made = torch.optim.RMSprop(groups, momentum=0.5, centered=True)
-    return Training(model, made)
-
-
-@kind
-def buckets() -> Training:
-    """DDP with several buckets, rebuilt after the first iteration."""
-    model = DDP(net(norm=True), bucket_cap_mb=0.004, gradient_as_bucket_view=True)
-    return Training(model, adamw(model))
-
-
-@kind
-def two_ddp() -> Training:
-    """Two DDP modules, each with several buckets."""
-    one, two = DDP(net(), bucket_cap_mb=0.004), DDP(net(norm=True), bucket_cap_mb=0.004)
-    optimizer = torch.optim.AdamW([*one.parameters(), *two.parameters()], lr=1e-2)
-    return Training(one, optimizer, lambda x: (one(x) - two(x)).square().mean(), more={"second": two})
-
-
-@kind
-def reduced() -> Training:
-    """The script reduces something of its own after the optimizer's step."""
-    model = DDP(net(norm=True))
-    optimizer = adamw(model)
-
-    def apply() -> None:
-        optimizer.step()
-        dist.all_reduce(torch.ones(1))
-
-    return Training(model, optimizer, apply=apply)
-
-
-class Branches(nn.Module):
-    """Uses one of two branches, by its input; the other's parameters get no gradient."""
-
-    def __init__(self) -> None:
+    def __init__(self, rows: int) -> None:
         super().__init__()
-        self.stem = nn.Linear(data.FEATURES, 24)
-        self.branches = nn.ModuleList(nn.Linear(24, 8) for _ in range(2))
+        self.net = net()
+        self.register_buffer("embed", torch.zeros(rows, data.FEATURES))
 
     def forward(self, batch: Tensor) -> Tensor:
-        output: Tensor = self.branches[int(batch[0, 0] > 0)](self.stem(batch).tanh())
+        embed: Any = self.embed
+        embed.data.mul_(0.9).add_(0.1 * batch.detach().mean())
+        output: Tensor = self.net(batch) + embed.mean()
         return output
 
 
 @kind
-def unused() -> Training:
-    """find_unused_parameters: which ones are unused differs from rank to rank and step to step."""
+def codebook() -> Hostile:
     torch.manual_seed(7)
-    model = DDP(Branches(), find_unused_parameters=True, bucket_cap_mb=0.001)
-    return Training(model, adamw(model))
+    model = DDP(Codebook(700), broadcast_buffers=False)
+    return Hostile(Training(model, adamw(model)))
 
 
 @kind
-def static() -> Training:
-    """static_graph."""
-    model = DDP(net(), static_graph=True, bucket_cap_mb=0.004)
-    return Training(model, adamw(model))
-
-
-@kind
-def late_group(*steps: str) -> Training:
-    """A group of ranks 0 and 2 is made before each of these steps, and used from then on."""
-    model = DDP(net())
-    due = [int(step) for step in steps]
-    groups: list[Any] = []
-
-    def before_step(session: Session) -> Tensor | None:
-        while due and session.step >= due[0]:
-            due.pop(0)
-            groups.append(dist.new_group([0, 2]))
-        extra = torch.full((1,), 0.001 * session.step * (1 + session.rank))
-        for group in groups:
-            if session.rank in (0, 2):
-                dist.all_reduce(extra, group=group)
-        return extra.sum()
-
-    return Training(model, adamw(model), before_step=before_step)
-
-
-@kind
-def functional() -> Training:
-    """DTensor and functional collectives, which find their group by name, from C++."""
-    import torch.distributed._functional_collectives as funcol
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    model = DDP(net())
-
-    def forward(batch: Tensor) -> Tensor:
-        output = model(batch)
-        whole = DTensor.from_local(output.detach(), mesh, [Shard(0)]).redistribute(placements=[Replicate()])
-        peers = funcol.all_reduce(output.detach().sum(), "sum", mesh)
-        loss: Tensor = output.square().mean() + 0.01 * whole.to_local().mean() + 0.001 * peers
-        return loss
-
-    return Training(model, adamw(model), forward)
-
-
-@kind
-def side_thread() -> Training:
-    """A collective per run in a thread beside; rank 2 takes part only once it has begun step 18."""
-    model = DDP(net())
-    side = dist.new_group()
-
-    def reduce(session: Session) -> None:
-        while session.rank == 2 and session.step < 18:
-            time.sleep(0.01)
-        dist.all_reduce(torch.ones(1), group=side)
-
-    def before_step(session: Session) -> None:
-        if session.is_owner and session.step == 5:
-            threading.Thread(target=reduce, args=(session,)).start()
-
-    return Training(model, adamw(model), before_step=before_step)
-
-
-class Stubborn:
-    """Cannot be restored."""
-
-    def state_dict(self) -> dict[str, int]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        raise AssertionError("not in this room")
-
-
-@kind
-def stubborn() -> Training:
-    """The script's own code fails in the restore."""
-    model = DDP(net())
-    return Training(model, adamw(model), more={"own": Stubborn()})
-
-
-@kind
-def takeover() -> Training:
-    """Of two take-over callbacks the first fails; the second writes down whose the rank is."""
-    model = DDP(net())
-    told: list[bool] = []
-
-    def fails() -> None:
-        raise FileNotFoundError("no folder for logs on this node")
-
-    def before_step(session: Session) -> None:
-        if told:
-            return
-        told.append(True)
-        session.on_takeover(fails)
-        path = record.FOLDER / f"owner-{session.rank}"
-        session.on_takeover(lambda: path.write_text(f"{os.getpid()} {session.is_owner} {session.epoch}"))
-
-    return Training(model, adamw(model), before_step=before_step)
-
-
-@kind
-def blocked() -> Training:
-    """All that a pre-flight must find."""
-    model = DDP(net())
-    model.module.anchor = torch.ones(3)
-    return Training(model, adamw(model), keep_gradients=True, more={"own": {"seen": {1, 2}}})
-
-
-from dataclasses import dataclass as _dc
-
-BETWEEN = EPOCH = lambda session: None
-LOADER = None
-LOOP = "batches"
-
-
-@kind
-def bank() -> Training:
-    """A registered dict with a large tensor of the rank's own, never changed."""
-    model = DDP(net())
-    rank = dist.get_rank()
-    bank = {"x": torch.randn(40000, data.FEATURES, generator=torch.Generator().manual_seed(900 + rank))}
-
-    def before(session):
-        return bank["x"][session.step].square().mean() * 0.1
-
-    return Training(model, adamw(model), before_step=before, more={"bank": bank})
-
-
-@kind
-def best0() -> Training:
-    """Only rank 0 keeps a record of its own, after the optimizer's step."""
-    model = DDP(net())
-    optimizer = adamw(model)
-    totals = {"last": -1}
-
-    def apply():
-        optimizer.step()
-        if dist.get_rank() == 0:
-            totals["last"] += 1
-
-    return Training(
-        model,
-        optimizer,
-        apply=apply,
-        before_step=lambda s: torch.tensor(0.01 * totals["last"]),
-        more={"totals": totals},
-    )
-
-
-@kind
-def ninth() -> Training:
-    """A value of each rank's own is set after the optimizer's step of every ninth step."""
-    model = DDP(net())
-    optimizer = adamw(model)
-    totals = {"seen": 0.0}
-    at = [0]
-
-    def before(s):
-        at[0] = s.step
-        return torch.tensor(0.01 * totals["seen"])
-
-    def apply():
-        optimizer.step()
-        if at[0] % 9 == 8:
-            totals["seen"] = 1.0 + dist.get_rank()
-
-    return Training(model, optimizer, apply=apply, before_step=before, more={"totals": totals})
-
-
-@kind
-def ema9() -> Training:
-    """EMA copy of a BatchNorm model, updated every ninth step; its buffers are the rank's own."""
-    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-    model = DDP(net(norm=True))
-    average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    optimizer = adamw(model)
-    at = [0]
-
-    def before(s):
-        at[0] = s.step
-
-    def apply():
-        optimizer.step()
-        if at[0] % 9 == 8:
-            average.update_parameters(model.module)
-
-    return Training(model, optimizer, apply=apply, before_step=before, more={"ema": average})
-
-
-@kind
-def ema8() -> Training:
-    """EMA copy of a BatchNorm model, updated once, in step 8; its buffers are the rank's own."""
-    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-    model = DDP(net(norm=True))
-    average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    optimizer = adamw(model)
-    at = [0]
-
-    def before(s):
-        at[0] = s.step
-
-    def apply():
-        optimizer.step()
-        if at[0] == 8:
-            average.update_parameters(model.module)
-
-    return Training(model, optimizer, apply=apply, before_step=before, more={"ema": average})
-
-
-class Codebook(nn.Module):
-    def __init__(self, big: bool):
-        super().__init__()
-        self.net = net()
-        self.register_buffer("embed", torch.zeros(700 if big else 30, data.FEATURES))
-
-    def forward(self, batch):
-        if self.training:
-            self.embed.data.mul_(0.9).add_(0.1 * batch.detach().mean())
-        return self.net(batch) + self.embed.mean()
-
-
-@kind
-def codebook(big: str, sync: str) -> Training:
-    """VQ style: an EMA buffer updated through .data in forward."""
+def bigbn() -> Hostile:
+    """BatchNorm with buffers of more than 64 KiB."""
     torch.manual_seed(7)
-    model = DDP(Codebook(big == "big"), broadcast_buffers=sync == "sync")
-    return Training(model, adamw(model))
+    layers = [nn.Linear(data.FEATURES, 17_000), nn.BatchNorm1d(17_000), nn.GELU(), nn.Linear(17_000, 4)]
+    model = DDP(nn.Sequential(*layers), broadcast_buffers=False)
+    return Hostile(Training(model, adamw(model)))
 
 
-@kind
-def bigbn(sync: str = "nosync") -> Training:
-    """BatchNorm with more than 16384 features, broadcast_buffers=False."""
-    torch.manual_seed(7)
-    model = DDP(
-        nn.Sequential(nn.Linear(data.FEATURES, 17000), nn.BatchNorm1d(17000), nn.GELU(), nn.Linear(17000, 4)),
-        broadcast_buffers=sync == "sync",
-    )
-    return Training(model, adamw(model))
-
-
-@kind
-def between(what: str, every: str) -> Training:
-    """Collectives between attempts: after end_step."""
-    global BETWEEN
-    model = DDP(net(norm=True))
-
-    def run(session):
-        if session.step % int(every) == 0 and session.step:
-            if what == "barrier":
-                dist.barrier()
-            elif what == "reduce":
-                t = torch.ones(1) * session.rank
-                dist.all_reduce(t)
-            else:
-                model.eval()
-                with torch.no_grad():
-                    t = model.module(torch.ones(4, data.FEATURES)).sum().reshape(1)
-                dist.all_reduce(t)
-                model.train()
-
-    BETWEEN = run
-    return Training(model, adamw(model))
-
-
-@kind
-def epoch(what: str) -> Training:
-    """A collective after each epoch of the data (11 batches)."""
-    global EPOCH
-    model = DDP(net(norm=True))
-
-    def run(session):
-        if what == "barrier":
-            dist.barrier()
-        elif what == "eval":
-            t = model.module(torch.ones(4, data.FEATURES)).sum().detach().reshape(1)
-            dist.all_reduce(t)
-        else:
-            torch.rand(3)
-
-    EPOCH = run
-    return Training(model, adamw(model))
-
-
-@kind
-def betweenrng() -> Training:
-    """Rank-local draws between end_step and the next batch, no collective."""
-    global BETWEEN
-    model = DDP(net(norm=True))
-
-    def run(session):
-        if session.step % 3 == 0 and session.step:
-            torch.rand(3)
-            random.random()
-            np.random.rand()
-
-    BETWEEN = run
-    return Training(model, adamw(model))
-
-
-@_dc
+@dataclass
 class Batch:
     x: Tensor
 
 
 class Wrapped:
-    def __init__(self, inner, how):
-        self.inner, self.how = inner, how
+    """Gives the batches of another loader in another form."""
 
-    def __iter__(self):
-        for x in self.inner:
-            yield {
-                "obj": Batch,
-                "dict": lambda x: {"x": x},
-                "numpy": lambda x: {"x": x.numpy()},
-                "list": lambda x: [x],
-            }[self.how](x)
+    def __init__(self, inner: Any, form: Callable[[Tensor], Any]) -> None:
+        self.inner, self.form = inner, form
 
-    def state_dict(self):
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.form, self.inner)
+
+    def state_dict(self) -> Any:
         return self.inner.state_dict()
 
-    def load_state_dict(self, s):
-        self.inner.load_state_dict(s)
+    def load_state_dict(self, state: Any) -> None:
+        self.inner.load_state_dict(state)
 
 
 @kind
-def inplace(how: str) -> Training:
-    """The script changes the batch object before the forward."""
-    global LOADER
+def inplace(how: str) -> Hostile:
+    """The script changes its batch before the forward pass."""
     model = DDP(net())
-    LOADER = lambda rank: Wrapped(data.Loader(rank), how)
+    forms: dict[str, Callable[[Tensor], Any]] = {"obj": Batch, "numpy": lambda x: {"x": x.numpy()}}
 
-    def forward(b):
+    def forward(batch: Any) -> Tensor:
         if how == "obj":
-            b.x = b.x * 1.5
-            x = b.x
-        elif how == "dict":
-            b["x"] = b["x"] * 1.5
-            x = b["x"]
-        elif how == "numpy":
-            b["x"] *= 1.5
-            x = torch.from_numpy(b["x"])
+            batch.x = batch.x * 1.5
+            x = batch.x
         else:
-            b[0] = b[0] * 1.5
-            x = b[0]
-        return model(x).square().mean()
-
-    return Training(model, adamw(model), forward)
-
-
-@kind
-def loop(how: str) -> Training:
-    """The loop takes its batches otherwise than by session.batches."""
-    global LOOP
-    LOOP = how
-    model = DDP(net())
-    return Training(model, adamw(model))
-
-
-@kind
-def gan() -> Training:
-    """Two optimizers and two backward passes in a step."""
-    one, two = DDP(net()), DDP(net(norm=True))
-    o1 = torch.optim.AdamW(one.parameters(), lr=1e-2)
-    o2 = torch.optim.AdamW(two.parameters(), lr=1e-2)
-    last = []
-
-    def forward(b):
-        last[:] = [b]
-        return one(b).square().mean()
-
-    def apply():
-        o1.step()
-        (two(last[0]) - one.module(last[0]).detach()).square().mean().backward()
-        o2.step()
-        o1.zero_grad()
-        o2.zero_grad()
-
-    return Training(one, o1, forward, apply, more={"second": two, "o2": o2})
-
-
-@kind
-def hook(which: str) -> Training:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as h
-
-    model = DDP(net(), bucket_cap_mb=0.004)
-    model.register_comm_hook(None, {"fp16": h.fp16_compress_hook, "allreduce": h.allreduce_hook}[which])
-    return Training(model, adamw(model))
-
-
-@kind
-def rng0() -> Training:
-    """Only rank 0 draws after the optimizer's step, every ninth step (samples a text)."""
-    model = DDP(net())
-    optimizer = adamw(model)
-    at = [0]
-
-    def before(s):
-        at[0] = s.step
-
-    def apply():
-        optimizer.step()
-        if at[0] % 9 == 8 and dist.get_rank() == 0:
-            torch.rand(5)
-
-    return Training(model, optimizer, apply=apply, before_step=before)
-
-
-@kind
-def loader0() -> Training:
-    return ddp()
-
-
-@kind
-def plateau() -> Training:
-    model = DDP(net())
-    optimizer = adamw(model)
-    sched = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.7)
-    last = []
-
-    def forward(b):
-        loss = model(b).square().mean()
-        t = loss.detach().clone()
-        dist.all_reduce(t)
-        last[:] = [float(t)]
+            batch["x"] *= 1.5
+            x = torch.from_numpy(batch["x"])
+        loss: Tensor = model(x).square().mean()
         return loss
 
-    def apply():
-        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-        optimizer.step()
-        sched.step(last[0])
-
-    return Training(model, optimizer, forward, apply, more={"sched": sched})
+    training = Training(model, adamw(model), forward)
+    return Hostile(training, wrap=lambda loader: Wrapped(loader, forms[how]))
 
 
 @kind
-def nosync() -> Training:
-    """Accumulation 3 with no_sync in the first two."""
-    model = DDP(net(norm=True))
-    optimizer = adamw(model)
+def loop(how: str) -> Hostile:
+    """Batches that do not come through the session."""
 
-    def apply():
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-
-    t = Training(model, optimizer, apply=apply, micro_batches=3)
-    t.nosync = True
-    return t
-
-
-@kind
-def lazybuf() -> Training:
-    """A buffer comes late, in step 4."""
-    torch.manual_seed(7)
-    model = DDP(net())
-
-    def before(s):
-        if s.step >= 4 and not hasattr(model.module, "late"):
-            model.module.register_buffer("late", torch.full((3,), float(s.rank)))
-        if s.step >= 4:
-            return model.module.late.mean() * 0.01
-
-    return Training(model, adamw(model), before_step=before)
-
-
-def _loop(session, loader, rank):
-    if LOOP == "plain":
-        yield from loader
-    elif LOOP == "draw":
+    def drawn() -> Iterator[Tensor]:
         while True:
             yield torch.randn(16, data.FEATURES)
-    elif LOOP == "next":
-        it = iter(loader)
-        while True:
-            try:
-                b = next(it)
-            except StopIteration:
-                return
-            yield b
-    else:
-        yield from session.batches(loader)
+
+    model = DDP(net())
+    taken = {"plain": lambda _session, loader: iter(loader), "draw": lambda _session, _loader: drawn()}
+    return Hostile(Training(model, adamw(model)), batches=taken[how])
+
+
+@kind
+def epoch() -> Hostile:
+    """A collective after each epoch of the data, as an evaluation has it."""
+    model = DDP(net(norm=True))
+
+    def after_epoch() -> None:
+        dist.all_reduce(model.module(torch.ones(4, data.FEATURES)).sum().detach().reshape(1))
+
+    return Hostile(Training(model, adamw(model)), after_epoch=after_epoch)
 
 
 def main() -> None:
-    dist.init_process_group("grid", timeout=timedelta(seconds=25))
+    dist.init_process_group("grid", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     arguments = [word for word in record.MORE if not faults.is_option(word)]
-    training = KINDS[arguments[0]](*arguments[1:])
-    loader: Any = data.torchdata_loader(rank) if "torchdata" in record.MORE else (LOADER or data.Loader)(rank)
+    hostile = KINDS[arguments[0]](*arguments[1:])
+    training = hostile.training
+    loader = hostile.wrap(data.Loader(rank))
     forward = training.forward or (lambda batch: training.model(batch).square().mean())
     apply = training.apply or training.optimizer.step
-    registered = None if "loose" in record.MORE or LOOP == "draw" else loader
-    session = Session(model=training.model, optimizer=training.optimizer, loader=registered, **training.more)
+    session = Session(model=training.model, optimizer=training.optimizer, loader=loader, **training.more)
     record.seed(100 + rank)
     faults.install(session, training.model, training.optimizer)
-    micro = -1
     while session.step < record.STEPS:
-        for batch in _loop(session, loader, rank):
+        for batch in hostile.batches(session, loader):
             with faults.attempt(session):
-                micro = session.micro if session.attempts.used else (micro + 1) % training.micro_batches
-                if micro == 0:
-                    record.before_step(session)
-                    extra = training.before_step(session)
-                noise = 1 + 0.01 * random.random() + 0.01 * float(np.random.rand())
-                import contextlib
-
-                with (
-                    training.model.no_sync()
-                    if getattr(training, "nosync", False) and micro + 1 < training.micro_batches
-                    else contextlib.nullcontext()
-                ):
-                    loss = forward(batch) * noise
-                    if extra is not None:
-                        loss = loss + extra
-                    loss.backward()
-                if micro + 1 < training.micro_batches:
-                    continue
+                record.before_step(session)
+                extra = training.before_step(session)
+                loss = forward(batch) * (1 + 0.01 * random.random() + 0.01 * float(np.random.rand()))
+                if extra is not None:
+                    loss = loss + extra
+                loss.backward()
                 apply()
                 training.optimizer.zero_grad()
                 record.wrote(session, loss)
                 session.end_step(loss=loss)
             if session.step >= record.STEPS:
                 break
-            BETWEEN(session)
-        EPOCH(session)
+        hostile.after_epoch()
     record.done(session)
     dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()
