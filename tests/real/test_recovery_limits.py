@@ -1,4 +1,4 @@
-"""Scripts of which a dead rank cannot be brought back say so and end, or come back bit for bit. Never a third."""
+"""A dead rank comes back bit for bit, or it is said that it cannot. Never a third."""
 
 import signal
 from collections.abc import Iterator

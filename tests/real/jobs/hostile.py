@@ -1,4 +1,4 @@
-"""Trainings that make it hard to bring a dead rank back. argv: FOLDER STEPS KIND [ARGUMENT ...], as zoo.py."""
+"""Trainings that make it hard to bring a dead rank back. argv: FOLDER STEPS KIND [ARGUMENT ...]."""
 
 import random
 from collections.abc import Callable, Iterator
