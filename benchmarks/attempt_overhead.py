@@ -19,8 +19,9 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import islice, repeat
 from typing import Any
 
 import torch
@@ -60,7 +61,23 @@ class Parts:
         setattr(owner, method, timed)
 
 
-def build(width: int, session_type: Any) -> tuple[Any, ...]:
+class Same:
+    """Gives one batch for ever."""
+
+    def __init__(self, batch: torch.Tensor) -> None:
+        self.batch = batch
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return repeat(self.batch)
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        del state
+
+
+def build(width: int, batch: torch.Tensor, session_type: Any) -> tuple[Any, ...]:
     torch.manual_seed(1)
     layers = [
         nn.Linear(width, width),
@@ -72,7 +89,7 @@ def build(width: int, session_type: Any) -> tuple[Any, ...]:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)
-    session = session_type(model=model, optimizer=optimizer, schedule=schedule)
+    session = session_type(model=model, optimizer=optimizer, schedule=schedule, loader=Same(batch))
     return model, optimizer, schedule, session
 
 
@@ -80,13 +97,14 @@ def train(name: str) -> None:
     from gridagent.train import CONTEXT, Session
 
     width, steps, count = MODELS[name]
-    model, optimizer, schedule, session = build(width, Session)
     batch = torch.randn(count, width)
+    model, optimizer, schedule, session = build(width, batch, Session)
+    loader = session.state.loaders["loader"]
 
     def block(attempt: Callable[[], Any]) -> float:
         dist.barrier()
         begun_s = time.perf_counter()
-        for _ in range(steps):
+        for batch in islice(session.batches(loader), steps):
             with attempt():
                 model(batch).square().mean().backward()
                 optimizer.step()
@@ -116,7 +134,7 @@ def watched(attempts: Any) -> Parts:
     parts.watch(attempts.memory.keeper, "write", "memory: read and written")
     parts.watch(attempts.memory, "_swap", "memory: sent and received")
     parts.watch(attempts.memory.keeper, "take", "memory: kept")
-    parts.watch(attempts.memory.keeper, "check_tail", "memory: tail checked")
+    parts.watch(attempts.memory, "check_tail", "memory: tail checked, mark written")
     parts.watch(attempts, "_failed_vote", "vote and memory together")
     return parts
 
@@ -127,9 +145,9 @@ def tell(name: str, with_s: float, without_s: float, parts: Parts, steps: int) -
     wall_us, cpu_us = apart(parts.spent_s, steps), apart(parts.cpu_s, steps)
     for part in sorted(wall_us):
         share = wall_us[part] / without_s / 1e6
-        print(f"  {part:26} {wall_us[part]:7.0f} us {share:6.2%}   CPU {cpu_us[part]:5.0f} us")
+        print(f"  {part:34} {wall_us[part]:7.0f} us {share:6.2%}   CPU {cpu_us[part]:5.0f} us")
     share, busy = (sum(us.values()) / without_s / 1e6 for us in (wall_us, cpu_us))
-    print(f"  {'together':26} {sum(wall_us.values()):7.0f} us {share:6.2%}   CPU {busy:.2%}   aim {AIM:.0%}")
+    print(f"  {'together':34} {sum(wall_us.values()):7.0f} us {share:6.2%}   CPU {busy:.2%}   aim {AIM:.0%}")
 
 
 def apart(spent_s: dict[str, float], steps: int) -> dict[str, float]:

@@ -49,6 +49,9 @@ GRACE_S = 2.0
 #: Ended sessions that the status still shows.
 ENDED_MAX = 64
 MEDIAN_STEPS = 50
+MARK_CHARS_MAX = 96
+#: What a process wrote down last is of no use to a job that has long ended.
+MARK_AGE_S_MAX = 7 * 86400.0
 #: Session ids become file names.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -136,6 +139,7 @@ class Sessions:
         self, path: Path, spool: Spool, launches: Launches, on_ask: AskHandler, *, successor: bool
     ) -> None:
         self._path = path
+        self._marks = path.parent / "marks"
         self._spool = spool
         self._launches = launches
         self._on_ask = on_ask
@@ -148,7 +152,11 @@ class Sessions:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listens. The socket is made for its owner only."""
+        """Listens. The socket is made for its owner only. Clears away what processes of old left."""
+        for mark in self._marks.glob("*"):
+            with contextlib.suppress(OSError):
+                if time.time() - mark.stat().st_mtime > MARK_AGE_S_MAX:
+                    mark.unlink()
         mask = os.umask(0o177)
         try:
             self._server = await asyncio.start_unix_server(self._serve, self._path)
@@ -174,8 +182,20 @@ class Sessions:
 
     def ranks(self) -> list[RankStatus]:
         """Ranks that live here, or ended here, by job and rank."""
-        found = [session.as_rank() for session in self._by_id.values() if session.role == "rank"]
+        found = [
+            session.as_rank() if session.connected else self._with_mark(session.as_rank())
+            for session in self._by_id.values()
+            if session.role == "rank"
+        ]
         return sorted(found, key=lambda rank: (rank.job, rank.rank, rank.session))
+
+    def _with_mark(self, rank: RankStatus) -> RankStatus:
+        """What the process wrote down last, see `train/fingerprint.py`; unknown where it wrote nothing."""
+        try:
+            mark = (self._marks / rank.session).read_text(encoding="ascii", errors="replace").strip()
+        except OSError:
+            return rank
+        return msgspec.structs.replace(rank, mark=mark[:MARK_CHARS_MAX])
 
     def spares(self) -> list[SpareStatus]:
         """Spares whose process lives."""

@@ -209,6 +209,7 @@ class Member(Message):
     node: str
     url: str  #: https URL of the node's agent
     session: str  #: session id of the process
+    mark: str = ""  #: of a rank that a deputy stands for: see `RankStatus.mark`
 
 
 class HandoverOpen(Message):
@@ -319,6 +320,7 @@ class RankStatus(Message):
     #: (a source after commit), finished, lost
     state: str = "training"
     ward: int = -1  #: while it stands: the rank whose small rank-local state it keeps
+    mark: str = ""  #: of a process that is gone: "STEP DIGEST", what it wrote down last of its small state
     t_step_unix_s: float = 0.0
     step_s_median: float = 0.0
     loss: float | None = None

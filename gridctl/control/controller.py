@@ -429,8 +429,12 @@ class Controller:
             devices = [decision.device] if choice.action == "evacuate_device" else []
             wish = Request(node=decision.node, devices=devices, incident=incident.id, who=PROPOSER)
             plan = open_plan or await self.plan(wish)
-            # What brings a job that stands on again is a recovery: no cap holds it back.
-            if self.policy.auto and not self.read_only and (plan.standing or choice.automatic):
+            # What brings a job that stands on again is a recovery: no cap holds it, yet it must be proven.
+            if (
+                self.policy.auto
+                and not self.read_only
+                and ((plan.standing and plan.bit_identical) or choice.automatic)
+            ):
                 reason = decision.why[0] if decision.why else decision.kind
                 await self.apply(plan.id, Gate(digest=plan.digest, who="policy", reason=reason, yes=True))
         except Refused as error:

@@ -37,6 +37,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     state: str  #: training, standing, frozen, finished, lost, unknown (the node does not answer)
     ward: int = -1  #: while it stands: the rank that it can speak for
+    mark: str = ""  #: of a dead process: what it wrote down last of its small state
     gpus: list[int] = []
     step_s_median: float = 0.0
     t_step_unix_s: float = 0.0
@@ -127,6 +128,7 @@ def _rank(node: Node, rank: RankStatus) -> Rank:
         step=rank.step,
         state=state if node.reachable else "unknown",
         ward=rank.ward,
+        mark=rank.mark,
         gpus=rank.gpus,
         step_s_median=rank.step_s_median,
         t_step_unix_s=rank.t_step_unix_s,

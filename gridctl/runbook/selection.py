@@ -72,6 +72,7 @@ def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selec
         _move(rank, _speaker(rank, staying), spare, nodes)
         for rank, spare in zip(leaving, chosen, strict=True)
     ]
+    blockers += [_unproven(rank, job) for rank in leaving if not _is_known(rank, job)]
     survivors = [_member("survivor", rank.rank, rank, nodes) for rank in staying]
     involved = {member.node for move in moves for member in (move.source, move.target)}
     chair = min(survivors, key=lambda member: (member.node in involved, member.rank))
@@ -146,10 +147,29 @@ def _speaker(rank: Rank, staying: list[Rank]) -> Rank:
     )
 
 
+def _is_known(rank: Rank, job: Job) -> bool:
+    """Can what a deputy gives for a dead rank be compared with what that rank had?"""
+    return rank.state not in GIVEN_UP or rank.mark.partition(" ")[0] == str(job.step)
+
+
+def _unproven(rank: Rank, job: Job) -> Blocker:
+    known = rank.mark.partition(" ")[0]
+    why = (
+        f"the last that it wrote down is of step {known}" if known else "nothing that it wrote down is known"
+    )
+    return Blocker(
+        code="not-proven",
+        text=f"rank {rank.rank} died before it wrote down what its state was at the start of step {job.step}"
+        f" ({why}): it is put together from its last vote, and what the script changed after that on this"
+        " rank alone, for the first time, is not in it",
+        fatal=False,
+    )
+
+
 def _move(rank: Rank, speaker: Rank, spare: Spare, nodes: Mapping[str, Node]) -> Move:
     return Move(
         rank=rank.rank,
-        source=_member("source", rank.rank, speaker, nodes),
+        source=_member("source", rank.rank, speaker, nodes, "" if speaker is rank else rank.mark),
         target=_member("target", rank.rank, spare, nodes),
         origin=rank.node,
         origin_url=nodes[rank.node].url,
@@ -159,8 +179,9 @@ def _move(rank: Rank, speaker: Rank, spare: Spare, nodes: Mapping[str, Node]) ->
     )
 
 
-def _member(role: str, rank: int, holder: Rank | Spare, nodes: Mapping[str, Node]) -> Member:
-    return Member(role=role, rank=rank, node=holder.node, url=nodes[holder.node].url, session=holder.session)
+def _member(role: str, rank: int, holder: Rank | Spare, nodes: Mapping[str, Node], mark: str = "") -> Member:
+    url = nodes[holder.node].url
+    return Member(role=role, rank=rank, node=holder.node, url=url, session=holder.session, mark=mark)
 
 
 def status_of(node: Node) -> NodeStatus:

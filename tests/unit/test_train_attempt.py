@@ -11,9 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
-from gridagent.train import window as window_module
 from gridagent.train.deputy import assemble, entries_of, of_boundary
 from gridagent.train.errors import SessionError
 from gridagent.train.memory import Keeper, shift
@@ -461,11 +460,3 @@ def test_a_buddy_is_on_another_node_where_that_is_known(
 ) -> None:
     monkeypatch.setitem(os.environ, "LOCAL_WORLD_SIZE", on_node)
     assert shift(world) == expected
-
-
-def test_marks_see_a_write_into_a_batch() -> None:
-    batch: dict[str, list[Tensor]] = {"x": [torch.ones(2)]}
-    before = window_module.marks(batch)
-    assert window_module.marks(batch) == before
-    batch["x"][0].add_(1)
-    assert window_module.marks(batch) != before

@@ -17,12 +17,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d as c10d
 
+from gridagent.train.batch import Mark, Opaque, marks
 from gridagent.train.context import CONTEXT
 from gridagent.train.driver import EXIT_REQUEUE, end_process
 from gridagent.train.errors import SessionError
@@ -30,7 +32,7 @@ from gridagent.train.memory import Memory
 from gridagent.train.rng import Rng
 from gridagent.train.state import StateError
 from gridagent.train.tolerance import StepAborted, Tolerance
-from gridagent.train.window import Window, marks
+from gridagent.train.window import Buffers, Window
 
 if TYPE_CHECKING:
     from gridagent.train.session import Session
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("gridagent.train")
 #: How long a rank stands in a void step before it ends, so that the scheduler requeues the job.
 _HOLD_S = 600.0
+#: So long the ranks may come one after the other to the first attempt before that is told.
+_MEET_S = 20.0
+#: Buffers are compared in every step; more than this in large ones would be felt.
+_LARGE_BUFFERS_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,25 @@ class _Batch:
 
     loader: int
     value: Any
-    marks: list[tuple[Any, ...]]  #: of its tensors, as it was given out
+    marks: list[Mark]  #: as it was given out
+    opaque: str  #: what in it cannot be watched; "" if all can
+
+    @classmethod
+    def of(cls, loader: int, value: Any) -> "_Batch":
+        try:
+            return cls(loader, value, marks(value), "")
+        except Opaque as error:
+            return cls(loader, value, [], str(error))
+
+    def trouble(self) -> str:
+        """Why it cannot be given out once more."""
+        if self.opaque:
+            return f"nobody can say whether the script changed the batch: it holds {self.opaque}"
+        try:
+            same = marks(self.value) == self.marks
+        except Opaque:
+            same = False
+        return "" if same else "the script changed a batch in place"
 
 
 class Attempts:
@@ -73,6 +97,9 @@ class Attempts:
         self._rewound = False
         self._micros = 0
         self._fetched = False
+        self._unfed = False  #: a batch of the window did not come through `batches`
+        self._ended_calls = -1  #: collectives up to the end of the last step
+        self.calls_before = 0  #: collectives between that and the first batch of the window
         self._last: dict[int, _Batch] = {}  #: loader -> batch that no attempt was begun with yet
         self._kept: list[_Batch] = []  #: the window's batches
         self._again: dict[int, deque[Any]] = {}  #: loader -> batches to be given out once more
@@ -104,8 +131,8 @@ class Attempts:
         """
         if not self._open or self._window is None:
             return
-        if any(marks(batch.value) != batch.marks for batch in self._kept):
-            raise StateError("the script changed a batch in place")
+        if why := self._trouble():
+            raise StateError(why)
         self._window.rewind()
         self._rewound = True
 
@@ -122,6 +149,7 @@ class Attempts:
             if self._tolerance.failure and self._micros == 0:
                 self._stand()
             if not self._fetched:
+                self._unfed = self._ended_calls >= 0  # the first batch of all came before anybody could see
                 self._begin()
             self._kept += self._last.values()
             self._last.clear()
@@ -148,7 +176,7 @@ class Attempts:
         """`batch` is about to be given out: here a window begins, or one more of its batches."""
         if self.used and self._active():
             self._begin()
-            self._last[id(loader)] = _Batch(id(loader), batch, marks(batch))
+            self._last[id(loader)] = _Batch.of(id(loader), batch)
             self._fetched = True
 
     def end_step(self) -> None:
@@ -171,11 +199,13 @@ class Attempts:
     def ended(self) -> None:
         """The step is counted; the next batch begins a new window."""
         if self._open and self._window is not None:
-            self._window.ended()
+            self._window.ended(self.memory.ended_trees)
+            self._ended_calls = CONTEXT.registry.calls
         self._close()
 
     def _close(self) -> None:
         self._open = self._voted = self._apply = self._aborted = self._rewound = self.entered = False
+        self._unfed = False
         self._micros = 0
         self._kept.clear()
         self._last.clear()
@@ -209,7 +239,7 @@ class Attempts:
         if self._window is not None or self.off or not session.is_owner:
             return self._window is not None and session.is_owner
         self.off = unfit(session)
-        if session.takeovers == 0 and session.world_size > 1 and not _all_fit(not self.off):
+        if session.epoch == 0 and session.world_size > 1 and not _all_fit(session, not self.off):
             self.off = self.off or "another rank says that its steps cannot be attempts"
         if self.off:
             if CONTEXT.link is not None:
@@ -244,11 +274,22 @@ class Attempts:
     def _begin(self) -> None:
         assert self._window is not None
         if self._rngs:
-            self._rngs.popleft().put_back()
+            rng = self._rngs.popleft()
+            if self._micros == 0 and not rng.same(Rng.read(self._session.state.generators)):
+                self._requeue("the script draws random numbers before it takes a batch, each time other ones")
+            rng.put_back()
+        elif self._micros == 0 and self._ended_calls >= 0:
+            self.calls_before = CONTEXT.registry.calls - self._ended_calls
         if self._micros == 0:
             self._window.begin()
         else:
             self._window.more()
+
+    def _trouble(self) -> str:
+        """Why the step that runs cannot be repeated by this process; "" if it can, as far as is known."""
+        if self._unfed:
+            return "its batch did not come through session.batches()"
+        return next((why for batch in self._kept if (why := batch.trouble())), "")
 
     def _leave(self, tolerance: Tolerance, error: BaseException | None) -> bool:
         if not (tolerance.failure or self._aborted) or (error and not isinstance(error, Exception)):
@@ -303,6 +344,8 @@ class Attempts:
         why = tolerance.failure
         if tolerance.buckets_spoilt:
             self._requeue(f"DDP's exchange of its bucket layout failed ({why}), which cannot be repeated")
+        if self._open and (trouble := self._trouble()):
+            self._requeue(f"step {session.step} is void ({why}) and cannot be repeated: {trouble}")
         if not tolerance.terminal(hold_s):
             self._requeue(f"collectives of the old groups have not ended within {hold_s:g} s ({why})")
         _log.warning("step %d is void, rank %d stands: %s", session.step, session.rank, why)
@@ -335,11 +378,26 @@ class Attempts:
         end_process(session, "failed", EXIT_REQUEUE)
 
 
-def _all_fit(fit: bool) -> bool:
-    """Are all ranks fit? One that votes alone would wait for ever. A target came after this was settled."""
-    flag = torch.tensor([int(fit)])
-    dist.all_reduce(flag, dist.ReduceOp.MIN)
-    return bool(flag.item())
+def _all_fit(session: "Session", fit: bool) -> bool:
+    """Are all ranks fit? One that votes alone would wait for ever.
+
+    Asked over the store and not by a collective: a rank whose script does not call `attempt` would meet that
+    with a collective of its own. Raises `SessionError` if a rank does not come within the group's time-out.
+    """
+    store, world = c10d._get_default_store(), cast(Any, dist.group.WORLD)
+    keys = {rank: f"gridagent/attempt/{rank}" for rank in range(session.world_size)}
+    store.set(keys[session.rank], str(int(fit)))
+    begun_s, told = time.monotonic(), False
+    while missing := [rank for rank, key in keys.items() if not store.check([key])]:
+        waited_s = time.monotonic() - begun_s
+        late = f"after {waited_s:.0f} s rank {', '.join(map(str, missing))} did not come to session.attempt()"
+        if waited_s > world.timeout.total_seconds():
+            raise SessionError(f"{late}: it must enclose the step on every rank")
+        if waited_s > _MEET_S and not told:
+            told = True
+            _log.warning("%s: is it slow, or does the script not call it on every rank?", late)
+        time.sleep(0.005)
+    return all(store.get(key) == b"1" for key in keys.values())
 
 
 def unfit(session: "Session") -> str:
@@ -348,6 +406,8 @@ def unfit(session: "Session") -> str:
         return "there is no agent here"
     if session.world_size < 2:
         return "there is only one rank"
+    if not session.feeds:
+        return "no batch comes through session.batches(): a repeated step would get another one"
     for name, module in session.state.modules.items():
         if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()) or any(
             type(child).__name__ == "FullyShardedDataParallel" for child in module.modules()
@@ -365,4 +425,7 @@ def unfit(session: "Session") -> str:
         session.state.inventory(loaders=False)
     except StateError as error:
         return str(error)
+    large_bytes = Buffers(session.state).large_bytes
+    if large_bytes > _LARGE_BUFFERS_BYTES_MAX:
+        return f"{large_bytes >> 20} MiB of large buffers are too much to compare in each step"
     return ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from torch import Tensor
 
-from gridagent.train.memory import Boundary, Keeper, Packed, Ward
+from gridagent.train.memory import Boundary, Keeper, Packed, Ward, packed
 from gridagent.train.rng import Rng
 from gridagent.train.state import Entry, RankState, StateError, rng_entries_of
 from gridagent.train.window import Kept, Window
@@ -15,12 +15,21 @@ from gridagent.train.window import Kept, Window
 if TYPE_CHECKING:
     from gridagent.train.session import Session
 
+_CALLED_BEFORE = (
+    "the script used collectives between the end of the step before and this one's batch, which a new process"
+    " would call alone"
+)
 
-def deputy_state(session: "Session", step: int) -> tuple[list[Entry], Callable[[], list[Entry]]]:
+
+def deputy_state(
+    session: "Session", step: int, mark: str = ""
+) -> tuple[list[Entry], Callable[[], list[Entry]]]:
     """The whole state of this rank's ward at the start of `step`, for `transfer.send_state`.
 
     Returns (entries, a reader of the random states among them). Call it in the training thread, at the
-    boundary before `step` or in the void step `step`, which can then only be repeated. Raises `StateError`.
+    boundary before `step` or in the void step `step`, which can then only be repeated. `mark`: what the dead
+    process wrote down last ("STEP DIGEST"), "" where nobody knows. Raises `StateError`, also if that is of
+    this step and of another state.
     """
     attempts = session.attempts
     window, keeper = attempts.window, attempts.memory.keeper
@@ -34,11 +43,50 @@ def deputy_state(session: "Session", step: int) -> tuple[list[Entry], Callable[[
     if step != session.step:
         raise StateError(f"rank {session.rank} is at step {session.step} and cannot tell the state of {step}")
     try:
+        if attempts.void and attempts.calls_before > 0:
+            raise StateError(_CALLED_BEFORE)
         if attempts.void:
             attempts.rewind()
-        return assemble(session.state, window, keeper, ward)
+        put_together = assemble(session.state, window, keeper, ward)
+        if digest_at(mark, step) not in ("", ward_digest(window, keeper, ward)):
+            raise StateError(
+                "what is known of it here is not what it had: after its last vote the script changed"
+                " there what it did not change here"
+            )
+        return put_together
     except StateError as error:
         raise StateError(f"rank {whose} at step {step}: {error}") from None
+
+
+def objection(session: "Session") -> str:
+    """Why this rank, which stands, cannot speak for its ward, as far as that is known now; "" if it may."""
+    attempts = session.attempts
+    keeper = attempts.memory.keeper
+    ward = keeper.wards.get(session.step) if keeper is not None else None
+    if ward is None:
+        return ""  # it is not asked for
+    if attempts.calls_before > 0:
+        return _CALLED_BEFORE
+    return ward.letter.unusable and f"the memory of it cannot be used: {ward.letter.unusable}"
+
+
+def digest_at(mark: str, step: int) -> str:
+    """The digest in a mark, if it is of the start of `step`; else ""."""
+    at, _, digest = mark.partition(" ")
+    return digest.strip() if at == str(step) else ""
+
+
+def ward_digest(window: Window, keeper: Keeper, ward: Ward) -> str:
+    """The fingerprint of what `assemble` makes of a ward."""
+    letter, live = ward.letter, {}
+    for index in keeper.tail.union(letter.tail):
+        live[index] = keeper.buffers.live(index)
+    trees = [
+        packed(window.ended_trees[name]) if name in ward.alike else letter.trees[name]
+        for name in window.ended_trees
+    ]
+    objects = [*letter.extra, *trees, *letter.loaders.values()]
+    return keeper.digest(letter.rng, keeper.buffers.replaced(ward.copy, live), objects)
 
 
 def own_state(session: "Session", step: int) -> tuple[list[Entry], Callable[[], list[Entry]]]:
@@ -90,8 +138,8 @@ def assemble(
             raise StateError(f"{name} is rank-local and changed after the vote: it cannot be recovered")
         values[name] = keeper.buffers.live(index)
     entries = _replica(state, window, values)
-    for (name, _), packed in zip(keeper.buffers.extra, letter.extra, strict=True):
-        entries += _unpacked(name, "buffers", packed)
+    for (name, _), extra in zip(keeper.buffers.extra, letter.extra, strict=True):
+        entries += _unpacked(name, "buffers", extra)
     for name in state.trees:
         entries += _tree(name, ward, window.ended_trees[name])
     for name in state.loaders:

@@ -23,7 +23,7 @@ from gridagent.train.errors import HandoverError
 from gridagent.train.membership import NextEpoch
 from gridagent.train.records import RecordFile
 from gridagent.train.recovery import align, deputies, standing_ranks
-from gridagent.train.sealed import SealedError, SealedSocket
+from gridagent.train.sealed import PeerGoneError, SealedError, SealedSocket
 from gridagent.train.transaction import Chair, Member
 from gridagent.train.transaction_events import (
     CHAIR,
@@ -73,6 +73,8 @@ if TYPE_CHECKING:
 
 #: Exit status of a process that ends itself so that its scheduler requeues the job (sysexits EX_TEMPFAIL).
 EXIT_REQUEUE = 75
+#: A channel that ends is told so much later than its end: by then whoever ended it has said why.
+_SYMPTOM_S = 0.5
 
 
 def end_process(session: "Session", reason: str, status: int) -> None:
@@ -100,6 +102,7 @@ class Driver:
         self._events: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._member: Member | None = None
         self._deputies: dict[str, Member] = {}  #: party -> the machine of a dead rank that we speak for
+        self._marks: dict[str, str] = {}  #: the same -> what is known of that rank's last state
         self._boundary = -1  #: where all stand, if the job stands in a spoilt step
         self._chair: Chair | None = None
         self._channels = Channels(handover, members, self._expires_s, self._heard, self._lost)
@@ -162,7 +165,7 @@ class Driver:
         """This process also speaks for a rank that died: over a channel of its own, as any source does."""
         party = Party(me.role, me.rank)
         assert CONTEXT.link is not None
-        self._deputies[party.id] = Member(plan, party)
+        self._deputies[party.id], self._marks[party.id] = Member(plan, party), me.mark
         if order.me.session != order.chair.session:
             self._channels.call(CONTEXT.link, order.chair, "star", me, party.id)
         self._channels.call(CONTEXT.link, _target_of(me.rank, order.members), "state", me)
@@ -414,7 +417,7 @@ class Driver:
         try:
             channel = self._channel()
             if name in self._deputies:
-                entries, rng_entries = deputy_state(self._session, self._boundary)
+                entries, rng_entries = deputy_state(self._session, self._boundary, self._marks[name])
             elif self._session.attempts.void:
                 entries, rng_entries = own_state(self._session, self._boundary)
             else:
@@ -426,8 +429,8 @@ class Driver:
             self._channels.close_state()
             return
         except Exception as error:  # any defect here aborts the swap; training must not notice
-            self._channels.close_state()
             self.post(name, CaptureFailed(f"capture: {error}"))
+            self._channels.close_state()  # after it: the target would tell of this end's silence first
             return
         self._tell_metrics(name, report)
         self.post(name, CaptureDone(json.dumps(report.digests, sort_keys=True)))
@@ -440,6 +443,9 @@ class Driver:
             session.take_over(self._member.boundary)
         except TransferError as error:
             self._drop_transfer(tuple(error.found))
+            return
+        except PeerGoneError as error:  # a symptom: whoever knows the cause is heard first
+            threading.Timer(_SYMPTOM_S, self._drop_transfer, ((f"restore: {error}",),)).start()
             return
         except Exception as error:  # also what the script's own loader raises: it aborts the swap
             self._drop_transfer((f"restore: {error}",))

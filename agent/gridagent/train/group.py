@@ -131,6 +131,7 @@ class ForwardingGroup(ProcessGroup):
     def forward(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one collective on the inner group and remembers its work until it has completed."""
         registry = self.registry
+        registry.calls += 1
         if registry.gate_closed:
             registry.wait_open()
         tolerance = registry.tolerance
@@ -258,6 +259,7 @@ class GroupRegistry:
 
     def __init__(self) -> None:
         self._groups: dict[str, weakref.ref[ForwardingGroup]] = {}
+        self.calls = 0  #: rises with every collective
         self.created = 0  #: rises with every group that is made or destroyed
         self.gate_closed = False
         self._gate = threading.Condition()

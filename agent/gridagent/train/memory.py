@@ -3,7 +3,8 @@
 Rank r sends to its buddy, `shift` ranks further: random states, buffers, loader position and plain values.
 What was sent in the vote of step T is the sender's state at the start of step T+1, provided that what
 comes after the vote does not change it. `check_tail` sees to that; where it does not hold, and until it has
-been seen to hold once, what is sent says that it cannot be used.
+been seen to hold once, what is sent says that it cannot be used. What it holds for is compared with the mark
+that the rank itself wrote at the end of its last step (`fingerprint.py`).
 """
 
 import hashlib
@@ -18,11 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gridagent.train.context import CONTEXT
 from gridagent.train.errors import SessionError
+from gridagent.train.fingerprint import MarkFile, fingerprint
 from gridagent.train.packing import memory_of
 from gridagent.train.rng import Rng
 from gridagent.train.state import Entry, RankState, StateError, tree_entries
-from gridagent.train.window import BufferCopy, Buffers, Kept, keep_trees
+from gridagent.train.window import BufferCopy, Buffers, Kept, digest_of, keep_trees
 
 if TYPE_CHECKING:
     from gridagent.train.session import Session
@@ -58,10 +61,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True):
-    """A registered object's state; None in the place of a large tensor."""
+    """A registered object's state; None in the place of a large tensor, whose digest stands in `large`."""
 
     data: bytes
     tensors: list[Part | None] = []
+    large: list[bytes] = []
 
 
 class Letter(msgspec.Struct, frozen=True, array_like=True):
@@ -113,6 +117,7 @@ class Boundary:
     rng: Rng
     buffers: BufferCopy
     extra: list[Kept]
+    trees: dict[str, Kept]
     loaders: dict[str, Packed]
 
 
@@ -155,8 +160,8 @@ class Keeper:
             own.rng.pack(),
             [Part.of(flat) for flat in own.buffers.flats],
             [None if one is two else Part.of(one) for one, two in zip(own.buffers.large, sent, strict=True)],
-            [_packed(kept) for kept in own.extra],
-            {name: _packed(kept) for name, kept in own.trees.items()},
+            [packed(kept) for kept in own.extra],
+            {name: packed(kept) for name, kept in own.trees.items()},
             own.loaders,
         )
         self._sent = own.buffers.large
@@ -192,7 +197,7 @@ class Keeper:
         if self._own is not None:
             ours = self._own.trees
             self._own_kind.update(
-                name for name, kept in ours.items() if letter.trees.get(name) != _packed(kept)
+                name for name, kept in ours.items() if letter.trees.get(name) != packed(kept)
             )
             self.differing |= self.buffers.changed(copy, self._own.buffers, self.differing)
         self.wards[step + 1] = Ward(letter, copy, frozenset(ours.keys() - self._own_kind), ours)
@@ -207,9 +212,8 @@ class Keeper:
         if own is None:
             return
         at_end = self._read_loaders() if loaders else own.loaders
-        now = Boundary(
-            own.step + 1, Rng.read(self._state.generators), self.buffers.copy(), self._read_extra(), at_end
-        )
+        rng, copy = Rng.read(self._state.generators), self.buffers.copy()
+        now = Boundary(own.step + 1, rng, copy, self._read_extra(), keep_trees(self._state), at_end)
         self.ended = now
         changed = [] if own.rng.same(now.rng) else ["random states"]
         self.tail |= self.buffers.changed(own.buffers, now.buffers, self.tail)
@@ -217,6 +221,8 @@ class Keeper:
             changed.append("extra state of modules")
         if own.loaders != now.loaders:
             changed.append("a loader")
+        own_kind = sorted(self._own_kind & own.trees.keys() & now.trees.keys())
+        changed += [name for name in own_kind if not own.trees[name].same(now.trees[name])]
         if self.unusable == _UNSEEN:
             self.unusable = ""
         if changed:
@@ -248,15 +254,28 @@ class Keeper:
             for name, loader in self._state.loaders.items()
         }
 
+    def fingerprint(self) -> str:
+        """Of our own state at the end of the step that `check_tail` looked at last; "" if it did not."""
+        if (now := self.ended) is None:
+            return ""
+        objects = [*map(packed, now.extra), *map(packed, now.trees.values()), *now.loaders.values()]
+        return self.digest(now.rng.pack(), now.buffers, objects)
 
-def _packed(kept: Kept) -> Packed:
-    return Packed(kept.packed, [None if copy is None else Part.of(copy) for copy in kept.copies])
+    def digest(self, rng: bytes, copy: BufferCopy, objects: list[Packed]) -> str:
+        """Equal for equal states of two ranks. `objects`: extra states, registered objects, loaders."""
+        return fingerprint(self._layout, rng, copy.flats, [*map(digest_of, copy.large), *objects])
+
+
+def packed(kept: Kept) -> Packed:
+    """As it goes into letters and fingerprints."""
+    parts = [None if copy is None else Part.of(copy) for copy in kept.copies]
+    return Packed(kept.packed, parts, kept.large_digests())
 
 
 def _packed_entries(entries: list[Entry]) -> Packed:
-    packed, *rest = [entry.data for entry in entries]
-    assert isinstance(packed, bytes)
-    return Packed(packed, [Part.of(tensor) for tensor in rest if isinstance(tensor, Tensor)])
+    plain, *rest = [entry.data for entry in entries]
+    assert isinstance(plain, bytes)
+    return Packed(plain, [Part.of(tensor) for tensor in rest if isinstance(tensor, Tensor)])
 
 
 class Memory:
@@ -269,6 +288,7 @@ class Memory:
         self.shift = shift(session.world_size)
         self._group: weakref.ref[Any] | None = None  #: over which the last letter went
         self._room = [_ROOM_BYTES, _ROOM_BYTES]  #: of the message that we send, of the one that comes
+        self._marks: MarkFile | None = None
 
     @property
     def ward(self) -> int:
@@ -312,9 +332,25 @@ class Memory:
             self.keeper.applied(step)
 
     def check_tail(self, *, loaders: bool) -> None:
-        """See `Keeper`."""
-        if self.keeper is not None:
-            self.keeper.check_tail(loaders=loaders)
+        """See `Keeper`. Writes the mark of the boundary that is reached."""
+        if self.keeper is None:
+            return
+        self.keeper.check_tail(loaders=loaders)
+        if self._marks is None:
+            self._marks = MarkFile(os.environ.get("GRIDAGENT_SOCKET", ""), CONTEXT.session_id)
+        if self.keeper.ended is not None:
+            self._marks.write(self.keeper.ended.step, self.keeper.fingerprint())
+
+    @property
+    def ended_trees(self) -> dict[str, Kept] | None:
+        """The registered objects' states as `check_tail` has read them; None if it did not."""
+        ended = self.keeper.ended if self.keeper is not None else None
+        return None if ended is None else ended.trees
+
+    def close(self) -> None:
+        """This process holds its rank no longer."""
+        if self._marks is not None:
+            self._marks.remove()
 
     def _swap(self, letter: bytes) -> bytes:
         """Sends `letter` to the buddy and returns the ward's. One message where the room suffices."""

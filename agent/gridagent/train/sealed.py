@@ -41,6 +41,10 @@ class SealedError(Exception):
     """The channel cannot be trusted or is gone; nothing received through it may be used."""
 
 
+class PeerGoneError(SealedError):
+    """The other end has closed the channel, or is gone: why, it knows itself."""
+
+
 @dataclass
 class KeyPair:
     """One end's ephemeral X25519 key for one channel."""
@@ -193,9 +197,9 @@ class SealedSocket:
             try:
                 count = self._sock.recv_into(view)
             except OSError as error:
-                raise SealedError(f"the peer is gone: {error}") from None
+                raise PeerGoneError(f"the peer is gone: {error}") from None
             if not count:
-                raise SealedError("the peer closed the channel")
+                raise PeerGoneError("the peer closed the channel")
             view = view[count:]
 
     def settimeout(self, timeout_s: float | None) -> None:

@@ -32,6 +32,7 @@ from torch import nn
 from gridagent import wire
 from gridagent.train.attempt import Attempts
 from gridagent.train.context import CONTEXT
+from gridagent.train.deputy import objection
 from gridagent.train.errors import SessionError
 from gridagent.train.group import ForwardingGroup
 from gridagent.train.handover import Handovers
@@ -69,14 +70,15 @@ class Session:
         spare = CONTEXT.spare
         self.epoch = spare.epoch if spare else 0
         self.step = spare.step if spare else 0  #: steps done; the index of the step that runs now
-        self.micro = 0  #: index of the attempt within the step, where several batches fall into one
+        self.micro = 0  #: index of the batch within the step, where several fall into one; from 0
         self.is_owner = spare is None  #: does this process hold its rank in the live epoch?
         self.takeovers = 0  #: rises when this process takes a rank over: iterators made before are stale
         self._warmup_left = spare.warmup_steps if spare else 0
         self._warming_up = spare is not None
         self._callbacks: list[Callable[[], None]] = []
         self._reopened: Iterator[Any] | None = None
-        self._feeds = False  #: the script takes batches from a loader
+        self.feeds = False  #: the script takes batches from a loader
+        self._taken = 0  #: batches since the last step ended
         self._step_s: deque[float] = deque(maxlen=64)
         self._last_s = time.perf_counter()
         # The training thread's mailbox. `attention` is the one thing that end_step looks at.
@@ -121,7 +123,7 @@ class Session:
 
         Gives the batches of a void step out once more.
         """
-        self._feeds = True
+        self.feeds = True
         taken = self.takeovers
         iterator = iter(loader)
         while True:
@@ -136,6 +138,8 @@ class Session:
                 except StopIteration:
                     return
             self.attempts.fetched(loader, batch)
+            if not self.attempts.used:
+                self.micro, self._taken = self._taken, self._taken + 1
             yield batch
 
     def end_step(self, loss: Any = None, grad_norm: Any = None) -> None:
@@ -149,6 +153,7 @@ class Session:
         now_s = time.perf_counter()
         step_s, self._last_s = now_s - self._last_s, now_s
         self.step += 1
+        self._taken = 0
         if self.attempts.used:
             self.attempts.ended()
         if self._link is not None:
@@ -180,6 +185,7 @@ class Session:
             self._link.close(
                 wire.Farewell(reason="finished", step=self.step, epoch=self.epoch, digests=proof)
             )
+        self.attempts.memory.close()
         CONTEXT.session = None
         return proof
 
@@ -338,12 +344,14 @@ class Session:
                 for code, text, fatal in self.state.blockers()
                 if not (self.attempts.void and code == "gradient-at-boundary")  # of the step that is void
             ]
-            if self._feeds and not self.state.loaders:
+            if self.feeds and not self.state.loaders:
                 text = (
                     "the loader given to session.batches() is not registered: Session(loader=...), else a new"
                 )
                 text += " process would begin its data anew"
                 blockers.append(wire.Blocker(code="unregistered-loader", text=text, fatal=True))
+            if self.attempts.void and (why := objection(self)):
+                blockers.append(wire.Blocker(code="state-lost", text=why, fatal=True))
             entries = self.state.inventory(loaders=self.is_owner)
             inventory = inventory_digest([e for e in entries if e.category in ("parameters", "buffers")])
             for entry in entries:

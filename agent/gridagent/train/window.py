@@ -5,6 +5,8 @@ optimizer state and large tensors of other objects are not kept: before the vote
 and `rewind` refuses if something did.
 """
 
+import hashlib
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,28 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gridagent.train.packing import unpack
+from gridagent.train.packing import memory_of, unpack
 from gridagent.train.rng import Rng
 from gridagent.train.state import Entry, RankState, StateError, local, tree_entries, unwrap, with_extra_state
 
-#: Tensors up to this size are copied each time; larger ones only if their version says that they changed.
+#: Buffers and small tensors up to this size are copied each time. Larger buffers are looked at each time and
+#: copied if they changed; larger tensors of other objects are judged by identity and version.
 SMALL_BYTES = 64 << 10
-
-
-def marks(value: Any) -> list[tuple[Any, ...]]:
-    """Identity and version of every tensor in a nest of lists, tuples and dicts."""
-    return [(tensor.data_ptr(), tensor._version) for tensor in _tensors(value)]
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:
@@ -52,7 +39,7 @@ class BufferCopy:
 class Buffers:
     """All buffers of the registered modules, and what modules have as extra state.
 
-    Small ones are copied each time, for torch's batch norm changes its statistics without a new version.
+    Judged by content: batch norm, and whatever writes through `.data`, changes them without a new version.
     """
 
     def __init__(self, state: RankState) -> None:
@@ -61,7 +48,7 @@ class Buffers:
         self._places: list[tuple[dict[str, Tensor | None], str]] = []
         self._small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         self._large: list[int] = []
-        self._clones: dict[int, tuple[tuple[int, int], Tensor]] = {}
+        self._clones: dict[int, Tensor] = {}
         for name, wrapped in state.modules.items():
             module = unwrap(wrapped)
             self.extra += [(f"{name}/{path}#extra", child) for path, child in with_extra_state(module)]
@@ -91,13 +78,15 @@ class Buffers:
         return BufferCopy(flats, [self._clone(index) for index in self._large])
 
     def _clone(self, index: int) -> Tensor:
-        place, key = self._places[index]
-        buffer = place[key]
-        assert buffer is not None
-        known = self._clones.get(index)
-        if known is None or known[0] != _mark(buffer):
-            known = self._clones[index] = (_mark(buffer), local(buffer).clone())
-        return known[1]
+        buffer, known = self.live(index), self._clones.get(index)
+        if known is None or not _equal(known, buffer):
+            known = self._clones[index] = buffer.clone()
+        return known
+
+    @property
+    def large_bytes(self) -> int:
+        """How much is looked at each time because it is too large to be copied each time."""
+        return sum(self.live(index).numel() * self.live(index).element_size() for index in self._large)
 
     def put_back(self, copy: BufferCopy) -> None:
         """Sets every buffer to the value that it had."""
@@ -106,6 +95,16 @@ class Buffers:
                 buffer = self.live(index)
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
+
+    def replaced(self, copy: BufferCopy, values: dict[int, Tensor]) -> BufferCopy:
+        """The same copy with other values for some buffers."""
+        if not values:
+            return copy
+        merged = {**dict(self.parts(copy)), **values}
+        flats = [
+            torch.cat([merged[index].reshape(-1) for index in indices]) for indices in self._small.values()
+        ]
+        return BufferCopy(flats, [merged[index] for index in self._large])
 
     def parts(self, copy: BufferCopy) -> Iterator[tuple[int, Tensor]]:
         """(index, value) of every buffer in a copy."""
@@ -152,6 +151,10 @@ class Kept:
     copies: list[Tensor | None]  #: None for a large one
     marks: list[tuple[int, int]]
 
+    def large_digests(self) -> list[bytes]:
+        """Of the large tensors as they are now; read anew only where a version says that one changed."""
+        return [digest_of(t) for t, copy in zip(self.tensors, self.copies, strict=True) if copy is None]
+
     @classmethod
     def of(cls, name: str, value: Any) -> "Kept":
         """Of a state dict, say. Raises `StateError`."""
@@ -191,6 +194,22 @@ class Kept:
         return [Entry(name, "other", self.packed), *tensors]
 
 
+#: id of a large tensor -> itself, its version and its digest then
+_digests: dict[int, tuple[weakref.ref[Tensor], int, bytes]] = {}
+_DIGESTS_MAX = 1024
+
+
+def digest_of(tensor: Tensor) -> bytes:
+    """Of a tensor's content; read anew only where its version says that it changed."""
+    known = _digests.get(id(tensor))
+    if known is None or known[0]() is not tensor or known[1] != tensor._version:
+        if len(_digests) >= _DIGESTS_MAX:
+            _digests.clear()
+        content = hashlib.sha256(memory_of(local(tensor).detach().cpu().contiguous())).digest()
+        known = _digests[id(tensor)] = (weakref.ref(tensor), tensor._version, content)
+    return known[2]
+
+
 def keep_trees(state: RankState) -> dict[str, Kept]:
     """The registered objects' states as they are now."""
     return {
@@ -227,12 +246,13 @@ class Window:
         """A window begins: keeps everything. `rewind` tells what could not be read."""
         self.trouble = _trouble(self._keep)
 
-    def ended(self) -> None:
+    def ended(self, trees: dict[str, Kept] | None = None) -> None:
         """The step ended: keeps the plain values of this boundary, at which a rank's state moves.
 
         The next window begins later, with the next batch: meanwhile a script may step a scheduler, say.
+        `trees`: the registered objects' states, where they were read just now.
         """
-        self._ended_trouble = _trouble(self._keep_boundary)
+        self._ended_trouble = _trouble(lambda: self._keep_boundary(trees))
 
     def _keep(self) -> None:
         state = self._state
@@ -244,9 +264,9 @@ class Window:
         self._versions = [parameter._version for parameter in self._parameters]
         self._without = [parameter.grad is None for parameter in self._parameters]
 
-    def _keep_boundary(self) -> None:
+    def _keep_boundary(self, trees: dict[str, Kept] | None) -> None:
         self._ended_versions = [parameter._version for parameter in self._parameters]
-        self.ended_trees = keep_trees(self._state)
+        self.ended_trees = keep_trees(self._state) if trees is None else trees
         self._ended_groups = self._read_groups()
 
     @contextmanager
