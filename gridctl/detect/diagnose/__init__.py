@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gridctl.detect.diagnose.checkpoint_facts import checkpoint_facts
 from gridctl.detect.diagnose.checkpoint_files import checkpoint_files
 from gridctl.detect.diagnose.devices import devices
+from gridctl.detect.diagnose.documents import refusals
 from gridctl.detect.diagnose.fleet import fleet
 from gridctl.detect.diagnose.flight_recorder import flight_recorder
 from gridctl.detect.diagnose.nccl import nccl
@@ -44,6 +45,7 @@ LAYERS: tuple[Layer, ...] = (
     checkpoint_facts,
     resume,
     replicas,
+    refusals,
 )
 
 

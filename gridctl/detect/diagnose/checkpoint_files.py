@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 from gridagent.signals.values import number
-from gridctl.detect.diagnose.reading import field, lines_of, looks_like_json, objects_of, words_of
+from gridctl.detect.diagnose.documents import looks_like_json
+from gridctl.detect.diagnose.reading import field, objects_of, words_of
 from gridctl.detect.diagnose.ruling import limits, rule_says
+from gridctl.detect.diagnose.texts import all_lines
 from gridctl.model.diagnosis import Diagnosis, Material
 
 _HEADING = re.compile(
@@ -62,8 +64,8 @@ def checkpoint_files(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: listings and descriptions of checkpoints' files."""
     found: dict[str, Checkpoint] = {}
     for material in materials:
-        if not looks_like_json(material.text):
-            _listing(found, material.text)
+        if not looks_like_json(material):
+            _listing(found, material)
     for _, document in objects_of(materials, "files shards contents objects host node listing"):
         named = (value for key, value in document.items() if _HOST_WORDS.intersection(words_of(key)))
         files = next((files for hosts in named if (files := _files_of_hosts(hosts))), None)
@@ -80,10 +82,10 @@ def checkpoint_files(materials: Sequence[Material]) -> Iterator[Diagnosis]:
         yield _judged(real)
 
 
-def _listing(found: dict[str, Checkpoint], text: str) -> None:
+def _listing(found: dict[str, Checkpoint], material: Material) -> None:
     """Folders with their files: headings, ls -l, ls -lR, find -printf "%s %p", aws s3 ls."""
     folder, host, count = "", "", 0
-    for line in lines_of(text):
+    for line in all_lines(material):
         match = _LS.fullmatch(line) or _S3.fullmatch(line) or _SIZED.fullmatch(line)
         if match:
             count += 1

@@ -12,7 +12,7 @@ from itertools import islice
 import msgspec
 
 from gridagent.signals.host import HostEvent
-from gridagent.signals.lines import LINE_CHARS_MAX, unwrap
+from gridagent.signals.lines import unwrap
 from gridagent.signals.nvidia import Xid
 from gridctl.detect.diagnose import gpus as gpu_findings
 from gridctl.detect.diagnose import nvml
@@ -22,9 +22,10 @@ from gridctl.detect.diagnose.gauges import Gpus
 from gridctl.detect.diagnose.history import Past, past_of
 from gridctl.detect.diagnose.kernel import WORDS, KernelLogs
 from gridctl.detect.diagnose.probes import Probes
-from gridctl.detect.diagnose.reading import key_of, lines_of
+from gridctl.detect.diagnose.reading import key_of
 from gridctl.detect.diagnose.samples import Columns, Sample, Sections, Table, exported, record_sample
 from gridctl.detect.diagnose.saying import rule
+from gridctl.detect.diagnose.texts import all_lines, lines_of, pieces_of
 from gridctl.detect.diagnose.tools import Tools
 from gridctl.detect.meaning import mean
 from gridctl.detect.policy import DetectPolicy, builtin
@@ -35,14 +36,12 @@ _PROMPT = re.compile(r"(?:\[?[\w.-]{1,64}@[\w.-]{1,64}[^$#]{0,80})?[$#] (?P<comm
 #: The first node that a material names, in the wrapper of a kernel line or in an exporter's label.
 _HOST = re.compile(
     r"^(?:<\d{1,3}>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?|\d{4}-\d\d-\d\d[T ]\S{8,24}) "
-    r"(?P<wrapper>\S{1,255}) kernel: |\bHostname=\"(?P<label>[^\"]{1,255})\"",
+    r"(?P<wrapper>\S{1,255}) kernel: |\bHostname=\"(?P<label>[^\"\n]{1,255})\"",
     re.MULTILINE,
 )
-_DOCUMENT_CHARS_MAX = 32 * 1024 * 1024
 _UNNAMED_MAX = 4096
 _DEPTH_MAX = 4
 _HEAD_LINES = 50
-_CHUNK_CHARS = 64 * 1024
 #: Sources whose records hold lines of the kernel.
 _KERNEL_SOURCES = ("kmsg", "kernel", "dmesg", "journal", "syslog", "")
 #: How records call a loss of records.
@@ -60,12 +59,16 @@ def devices(materials: Sequence[Material], policy: DetectPolicy | None = None) -
 
 def node_of(materials: Iterable[Material]) -> str:
     """The node that is named, if it is one only: what names none is of this one, too."""
-    hosts = {
-        match["wrapper"] or match["label"]
-        for material in materials
-        if (match := _HOST.search(material.text)) is not None
-    }
+    found = (_first_host(material) for material in materials)
+    hosts = {host for host in found if host is not None}
     return hosts.pop() if len(hosts) == 1 else ""
+
+
+def _first_host(material: Material) -> str | None:
+    for piece in pieces_of(material):
+        if (" kernel: " in piece or 'Hostname="' in piece) and (match := _HOST.search(piece)):
+            return match["wrapper"] or match["label"]
+    return None
 
 
 class Reader:
@@ -93,15 +96,14 @@ class Reader:
     def read(self, material: Material) -> None:
         """One material, whole."""
         self._restart()
-        text = material.text
-        if text.lstrip()[:1] in ("{", "[") and len(text) <= _DOCUMENT_CHARS_MAX and self._document(text):
+        if _begins_as_json(material) and (text := material.whole()) is not None and self._document(text):
             return
-        self._kernel.lines += any(_of_kernel(line) for line in islice(lines_of(text), _HEAD_LINES))
-        for chunk in _chunks(text):
-            words = [word for word in WORDS if word in chunk]
-            self._fabric.look(chunk)
-            for line in chunk.split("\n"):
-                self._line(line[:LINE_CHARS_MAX].rstrip("\r"), words)
+        self._kernel.lines += any(_of_kernel(line) for line in islice(all_lines(material), _HEAD_LINES))
+        for piece in pieces_of(material):
+            words = [word for word in WORDS if word in piece]
+            self._fabric.look(piece)
+            for line in lines_of(piece):
+                self._line(line, words)
         self._sample(self._sections.end())
 
     def _line(self, line: str, words: Sequence[str]) -> None:
@@ -278,14 +280,9 @@ class Reader:
         return advised
 
 
-def _chunks(text: str) -> Iterator[str]:
-    """The text in pieces of whole lines: what is not in a piece need not be looked for in its lines."""
-    begin = 0
-    while begin < len(text):
-        end = text.find("\n", begin + _CHUNK_CHARS)
-        end = len(text) if end < 0 else end
-        yield text[begin:end]
-        begin = end + 1
+def _begins_as_json(material: Material) -> bool:
+    begins = (text[0] for piece in material.pieces() if (text := piece.lstrip()))
+    return next(begins, "") in ("{", "[")
 
 
 def _of_kernel(line: str) -> bool:

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 
 from gridagent.signals.values import number
-from gridctl.detect.diagnose.reading import lines_of
+from gridctl.detect.diagnose.texts import all_lines, holds
+from gridctl.model.diagnosis import Material
 
 Place = tuple[str, str, str]  #: host, device, port
 Reading = tuple[Place, dict[str, float], bool | None]
@@ -49,20 +50,20 @@ _NAMES_MAX = 256
 _UP = {"active": True, "armed": True, "up": True, "down": False}
 
 
-def read_text(text: str) -> Iterator[Reading]:
+def read_text(material: Material) -> Iterator[Reading]:
     """The readings of ports in a text; a section that begins anew is another reading."""
-    if any(word in text for word in _WORDS):
-        yield from _sections(text)
-        yield from _lines(text)
+    if holds(material, *_WORDS):
+        yield from _sections(material)
+        yield from _lines(material)
 
 
-def _sections(text: str) -> Iterator[Reading]:
+def _sections(material: Material) -> Iterator[Reading]:
     """Tools that print a heading for each port, in their order."""
     place: Place | None = None
     device = ""
     counters: dict[str, float] = {}
     up: bool | None = None
-    for line in lines_of(text):
+    for line in all_lines(material):
         begun = _begins(line, device)
         if begun is not None:
             if place is not None and (counters or up is not None):
@@ -78,10 +79,10 @@ def _sections(text: str) -> Iterator[Reading]:
         yield place, counters, up
 
 
-def _lines(text: str) -> Iterator[Reading]:
+def _lines(material: Material) -> Iterator[Reading]:
     """Tools that print everything of a counter, or of a port, on one line."""
     found: dict[Place, tuple[dict[str, float], list[bool]]] = {}
-    for line in lines_of(text):
+    for line in all_lines(material):
         if match := _SYSFS.match(line):
             _sysfs(found, match)
         elif match := _METRIC.match(line):

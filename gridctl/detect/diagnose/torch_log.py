@@ -6,13 +6,14 @@ header stands at its beginning.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from gridctl.detect.diagnose.reading import bare, lines_of, log_lines
+from gridctl.detect.diagnose.reading import bare, log_lines
 from gridctl.detect.diagnose.ruling import rule_says
+from gridctl.detect.diagnose.texts import all_lines, holds
 from gridctl.model.diagnosis import Diagnosis, Material
 
 _RANK_LABEL = re.compile(r"(?:^|\s)\[(?:rank|default)(\d{1,7})\]:")
@@ -98,8 +99,8 @@ def read(materials: Sequence[Material]) -> Watch:
     for material in materials:
         for line in log_lines(material, *_WORDS):
             _line(watch, line)
-        if "Communicators..." in material.text and "Job summary" in material.text:
-            _ras_table(watch, material.text)
+        if holds(material, "Communicators...") and holds(material, "Job summary"):
+            _ras_table(watch, all_lines(material))
     return watch
 
 
@@ -221,8 +222,8 @@ def _odd_operation(ranks: dict[int, _Rank]) -> list[int]:
     return []
 
 
-def _ras_table(watch: Watch, text: str) -> None:
-    for line in lines_of(text):
+def _ras_table(watch: Watch, table: Iterable[str]) -> None:
+    for line in table:
         if row := _RAS_ROW.fullmatch(line):
             watch.ras[row["errors"]] = watch.ras.get(row["errors"], 0) + 1
         elif (dead := _RAS_DEAD.match(line)) and len(watch.ras_dead) < 4096:
