@@ -32,8 +32,8 @@ def diagnose(
     """Say what logs and tool outputs mean: dmesg | gridctl diagnose.
 
     Judges as the watchdog does, policy.toml included. Logs may be larger than memory; a large pipe is put
-    into a temporary file (TMPDIR). One JSON document may have 32 Mi characters, a log may have many; of a line the
-    first 8192 characters count, of a table of Slurm's nodes the first 4 million.
+    into a temporary file (TMPDIR). One JSON document may have 32 Mi characters, a log may have many; of a
+    line the first 8192 characters count, of a table of Slurm's nodes the first 4 million.
     """
     from gridctl.control.settings import detect_policy, load_policy
     from gridctl.detect.diagnose import diagnose as judge

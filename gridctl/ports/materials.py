@@ -68,8 +68,8 @@ class _Shelf:
             copy.flush()
         except OSError as error:
             raise ConfigError(
-                f"{name} is a pipe of more than {HELD_BYTES >> 20} MiB, and {tempfile.gettempdir()} cannot take "
-                f"it ({error.strerror}): name a folder with room in TMPDIR, or save it and give the file"
+                f"{name} is a pipe of more than {HELD_BYTES >> 20} MiB, and {tempfile.gettempdir()} cannot "
+                f"take it ({error.strerror}): name a folder with room in TMPDIR, or save it and give the file"
             ) from None
         return cast(BinaryIO, copy)
 

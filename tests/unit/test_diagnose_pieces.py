@@ -46,7 +46,10 @@ def literals() -> list[str]:
     return [line for line in found if len(line) > 12]
 
 
-LITERALS = literals()
+LITERALS = [
+    *literals(),
+    "[ 1.0] infiniband mlx5_2: dump_cqe:273:(pid 7): WC error: 12, Message: transport retry counter exceeded",
+]
 records = st.one_of(CHECKPOINTS, FLEETS, NODES)
 json_lines = st.builds(json.dumps, records, indent=st.sampled_from((None, None, 1)))
 log_lines = st.builds(

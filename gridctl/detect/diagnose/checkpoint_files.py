@@ -86,6 +86,10 @@ def _listing(found: dict[str, Checkpoint], material: Material) -> None:
     """Folders with their files: headings, ls -l, ls -lR, find -printf "%s %p", aws s3 ls."""
     folder, host, count = "", "", 0
     for line in all_lines(material):
+        text = line.strip()
+        begin = text[:1]
+        if not begin or (" " in text and not (begin.isdigit() or begin in "-l#=" or text[-1] == "=")):
+            continue  # most lines of a log, at the least cost
         match = _LS.fullmatch(line) or _S3.fullmatch(line) or _SIZED.fullmatch(line)
         if match:
             count += 1
@@ -93,7 +97,7 @@ def _listing(found: dict[str, Checkpoint], material: Material) -> None:
             where, _, name = path.rpartition("/")
             if count <= _FILES_MAX:
                 _add(found, where or folder, host, name, int(match["size"]))
-        elif line.strip() and (heading := _HEADING.fullmatch(line.strip())):
+        elif heading := _HEADING.fullmatch(text):
             folder, host = heading["path"], heading["host"] or ""
 
 

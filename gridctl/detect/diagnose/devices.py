@@ -12,7 +12,7 @@ from itertools import islice
 import msgspec
 
 from gridagent.signals.host import HostEvent
-from gridagent.signals.lines import unwrap
+from gridagent.signals.lines import LINE_CHARS_MAX, unwrap
 from gridagent.signals.nvidia import Xid
 from gridctl.detect.diagnose import gpus as gpu_findings
 from gridctl.detect.diagnose import nvml
@@ -25,7 +25,7 @@ from gridctl.detect.diagnose.probes import Probes
 from gridctl.detect.diagnose.reading import key_of
 from gridctl.detect.diagnose.samples import Columns, Sample, Sections, Table, exported, record_sample
 from gridctl.detect.diagnose.saying import rule
-from gridctl.detect.diagnose.texts import all_lines, lines_of, pieces_of
+from gridctl.detect.diagnose.texts import all_lines, lines_of_piece, pieces_of
 from gridctl.detect.diagnose.tools import Tools
 from gridctl.detect.meaning import mean
 from gridctl.detect.policy import DetectPolicy, builtin
@@ -102,8 +102,8 @@ class Reader:
         for piece in pieces_of(material):
             words = [word for word in WORDS if word in piece]
             self._fabric.look(piece)
-            for line in lines_of(piece):
-                self._line(line, words)
+            for line in lines_of_piece(piece):
+                self._line(line[:LINE_CHARS_MAX].rstrip("\r"), words)
         self._sample(self._sections.end())
 
     def _line(self, line: str, words: Sequence[str]) -> None:
@@ -111,7 +111,7 @@ class Reader:
             self._record(record)
         elif words and self._kernel.feed(line, self._node, words=words):
             pass
-        elif prompt := _PROMPT.match(line):
+        elif ("$ " in line or "# " in line) and (prompt := _PROMPT.match(line)):
             self._restart_at(prompt["command"])
         elif self._tools.feed(line) or self._fabric.feed(line):
             pass

@@ -38,6 +38,8 @@ _SOCKET = re.compile(
     r"|(?:Call to \w{1,20}(?: from| to)?|[Cc]onnect to|Connect to) (?P<failed>[^\s<]{1,100})<\d{1,6}> "
     r"(?:failed|returned))"
 )
+#: One of these is in each line that any of the patterns fits; most lines of NCCL have none.
+_WORDS = ("Got ", "Connection closed by ", "Call to ", "onnect to ")
 #: ibverbs work completion states (rdma-core, enum ibv_wc_status).
 _RETRY_EXCEEDED, _FLUSHED = 12, 5
 _VENDOR_FLUSHED = 249
@@ -79,8 +81,8 @@ def read(materials: Sequence[Material]) -> Reports:
     """Takes up all lines that NCCL wrote."""
     reports = Reports()
     for material in materials:
-        for line in log_lines(material, "NCCL "):
-            message = bare(line)
+        for line in log_lines(material, *_WORDS):
+            message = bare(line) if "NCCL " in line else ""
             if match := _PREFIX.match(message):
                 _line(reports, match["host"], match["text"], message)
     return reports

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from gridagent.signals.values import number
-from gridctl.detect.diagnose.texts import all_lines, holds
+from gridctl.detect.diagnose.texts import all_lines, holds, lines_with
 from gridctl.model.diagnosis import Material
 
 Place = tuple[str, str, str]  #: host, device, port
@@ -64,6 +64,8 @@ def _sections(material: Material) -> Iterator[Reading]:
     counters: dict[str, float] = {}
     up: bool | None = None
     for line in all_lines(material):
+        if place is None and not device and not any(word in line for word in _WORDS):
+            continue
         begun = _begins(line, device)
         if begun is not None:
             if place is not None and (counters or up is not None):
@@ -82,7 +84,7 @@ def _sections(material: Material) -> Iterator[Reading]:
 def _lines(material: Material) -> Iterator[Reading]:
     """Tools that print everything of a counter, or of a port, on one line."""
     found: dict[Place, tuple[dict[str, float], list[bool]]] = {}
-    for line in all_lines(material):
+    for line in lines_with(material, "sys/class/", "GUID ", "{"):
         if match := _SYSFS.match(line):
             _sysfs(found, match)
         elif match := _METRIC.match(line):

@@ -32,8 +32,15 @@ def pieces_of(material: Material) -> Iterator[str]:
 def uncut_lines_of(material: Material) -> Iterator[str]:
     """The lines of a material, however long."""
     for piece in pieces_of(material):
-        lines = piece.split("\n")
-        yield from lines[:-1] if not lines[-1] else lines
+        yield from lines_of_piece(piece)
+
+
+def lines_of_piece(piece: str) -> list[str]:
+    """The lines of one piece, however long."""
+    lines = piece.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
 
 
 def all_lines(material: Material) -> Iterator[str]:
@@ -47,10 +54,12 @@ def lines_with(material: Material, *words: str) -> Iterator[str]:
     for piece in pieces_of(material):
         inside = [word for word in words if word in piece]
         if inside:
-            for line in lines_of(piece):
+            for uncut in lines_of_piece(piece):
                 for word in inside:
-                    if word in line:
-                        yield line
+                    if word in uncut:
+                        line = uncut[:LINE_CHARS_MAX].rstrip("\r")
+                        if len(uncut) <= LINE_CHARS_MAX or any(word in line for word in inside):
+                            yield line
                         break
 
 
