@@ -1,10 +1,11 @@
-"""How long `gridctl diagnose` takes for a large log and how much memory, beside only reading it. Asserts nothing.
+"""How long `gridctl diagnose` takes for a large log, and how much memory, beside only reading it.
 
 usage: python benchmarks/bulk_logs.py [MB ...]          default: 100 1000
 
 For each size a kernel log and a job's log (torch, NCCL, the program's own lines) are written into a temporary
 folder. Most lines are of no interest; one in fifty tells of a fault. Floor: a Python that reads the same file
 as text and splits it into lines. Each figure is of a process of its own, its peak as the kernel counts it.
+Asserts nothing.
 """
 
 import os
@@ -92,10 +93,9 @@ def measured(arguments: list[str], stdin: Path | None = None) -> tuple[float, fl
 
 def row(what: str, size_mb: float, took: tuple[float, float], floor_s: float) -> None:
     """One line of the table."""
-    print(
-        f"| {what} | {took[0]:.1f} s | {size_mb / took[0]:.1f} MB/s | {took[0] / floor_s:.0f} | {took[1]:.0f} MB |",
-        flush=True,
-    )
+    seconds, peak_mb = took
+    speed = f"{seconds:.1f} s | {size_mb / seconds:.1f} MB/s | {seconds / floor_s:.0f}"
+    print(f"| {what} | {speed} | {peak_mb:.0f} MB |", flush=True)
 
 
 def main() -> None:

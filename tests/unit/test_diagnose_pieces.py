@@ -1,21 +1,28 @@
 """A log that is larger than memory: read in pieces it means what it means as a whole."""
 
 import ast
+import io
 import json
+import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_diagnose_checkpoint import JSON as CHECKPOINTS
 from test_diagnose_fleet import JSON as FLEETS
 from test_diagnose_slurm import JSON as NODES
 
-from gridctl.detect.diagnose import LAYERS, diagnose
+from gridctl.detect.diagnose import LAYERS, diagnose, documents
 from gridctl.detect.diagnose.texts import all_lines, lines_of, lines_with
+from gridctl.errors import ConfigError
+from gridctl.model import diagnosis
 from gridctl.model.diagnosis import Material
-from gridctl.ports.materials import whole_lines
+from gridctl.ports import materials as opened
+from gridctl.ports.materials import materials, whole_lines
 
 FORMS = (
     "{}",
@@ -48,6 +55,7 @@ def literals() -> list[str]:
 
 LITERALS = [
     *literals(),
+    "3: iteration 7/ 500 | lm loss: nan | grad norm: 0.3",
     "[ 1.0] infiniband mlx5_2: dump_cqe:273:(pid 7): WC error: 12, Message: transport retry counter exceeded",
 ]
 records = st.one_of(CHECKPOINTS, FLEETS, NODES)
@@ -111,3 +119,93 @@ def test_blocks_of_bytes_are_the_text_of_them_all(raw: bytes, size: int) -> None
     assert "".join(pieces) == raw.decode("utf-8-sig", errors="replace")
     assert all(piece.endswith("\n") for piece in pieces[:-1])
     assert all(pieces)
+
+
+class Inputs:
+    """Files and a standard input, with hardly any room to hold them whole."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        monkeypatch.setattr(opened, "HELD_BYTES", 10)
+        monkeypatch.setattr(opened, "_BLOCK_BYTES", 64)
+
+    def file(self, text: str) -> Path:
+        path = self._folder / "large.log"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inputs:
+    return Inputs(tmp_path, monkeypatch)
+
+
+STORM = "\n".join(f"[ {n}.5] NVRM: Xid (PCI:0000:41:00): 31, pid={n}, name=é, Ch {n}" for n in range(40))
+
+
+def test_large_files_and_pipes_are_read_as_often_as_asked(
+    inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = inputs.file(STORM)
+    with path.open("rb") as redirected:
+        for stdin in (io.BytesIO(STORM.encode()), redirected):
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
+            with materials([path, Path("-")]) as given:
+                for material in given:
+                    both = zip(material.pieces(), material.pieces(), strict=True)
+                    assert "".join(one for one, other in both if one == other) == STORM
+                assert len(list(given[1].pieces())) > 10
+                assert diagnose(given[:1])[0].event_count == 40
+            sys.stdin.detach()
+
+
+def test_a_file_that_grows_is_read_as_far_as_it_went(inputs: Inputs) -> None:
+    path = inputs.file(STORM)
+    with materials([path]) as given, path.open("a") as file:
+        file.write("\nmore")
+        file.flush()
+        assert "".join(given[0].pieces()) == STORM
+
+
+def test_a_pipe_that_finds_no_room_is_refused_with_what_to_do(
+    inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(opened.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(STORM.encode())))
+    with pytest.raises(ConfigError, match="TMPDIR"), materials([Path("-")]):
+        pass
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_document_that_cannot_be_cut_is_refused_with_what_to_do(
+    indent: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (diagnosis, documents, opened):
+        monkeypatch.setattr(module, "WHOLE_CHARS_MAX", 2000)
+    rows = [{"t": n, "step": n, "loss": 1.5} for n in range(300)]
+    text = json.dumps(rows, indent=indent)
+    for form in (text, lambda: whole_lines([text.encode()])):
+        (said,) = diagnose([Material("rows.json", form)])
+        assert (said.kind, said.why.rule) == ("missing_data", "reading.too-large")
+        assert "one a line" in said.why.evidence[-1]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    assert [one.why.rule for one in diagnose([Material("rows.jsonl", lines)])] == ["progress.well"]
+
+
+@pytest.mark.parametrize("noise", [*NOISE[:2], LITERALS[-1], *STORM.split("\n")[:1]])
+def test_memory_does_not_grow_with_the_log(noise: str) -> None:
+    """Of a log four times as long the peak is the same: nothing but counts and examples is kept."""
+
+    def peak_bytes(lines: int) -> int:
+        piece = f"{noise}\n" * 500
+        tracemalloc.start()
+        diagnose([Material("m", lambda: (piece for _ in range(lines // 500)))])
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    peak_bytes(500)  # tables are loaded once
+    assert peak_bytes(20_000) < peak_bytes(5_000) + 500_000

@@ -121,7 +121,8 @@ def checkpoint_facts(materials: Sequence[Material]) -> Iterator[Diagnosis]:
         yield from _length(document)
         yield from _ends(document)
         yield from _since(document)
-        previous |= _before(document)
+        if len(previous) < _TENSORS_MAX:
+            previous |= _before(document)
         for name, values in _tensors(document):
             _tensor(bad, name, values, previous)
     if bad.what:

@@ -44,6 +44,7 @@ _OF = re.compile(r"(?P<at>\d{1,6})-of-(?P<all>\d{1,6})")
 _DIGITS = re.compile(r"\d{1,12}")
 _HOST_WORDS = {"host", "hosts", "node", "nodes", "listing", "listings"}
 _FILES_MAX = 1_000_000
+_CHECKPOINTS_MAX = 65_536
 
 
 class Checkpoint(msgspec.Struct):
@@ -143,7 +144,8 @@ def _described(found: dict[str, Checkpoint], item: Mapping[str, object]) -> None
         return
     done = field(item, "complete", "committed", "marker", "success", "finished")
     marked = done if isinstance(done, bool) else None
-    found.setdefault(name or str(step), Checkpoint(name or str(step), step, sizes, {}, marked))
+    if len(found) < _CHECKPOINTS_MAX:
+        found.setdefault(name or str(step), Checkpoint(name or str(step), step, sizes, {}, marked))
 
 
 def _sizes(files: object) -> Iterator[tuple[str, int | None]]:

@@ -5,6 +5,7 @@ Xid, a fatal switch error explains a GPU without a handle. So all materials are 
 each once, and judged then. "Healthy" from one source takes back nothing that another one says.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -39,7 +40,10 @@ _HOST = re.compile(
     r"(?P<wrapper>\S{1,255}) kernel: |\bHostname=\"(?P<label>[^\"\n]{1,255})\"",
     re.MULTILINE,
 )
+_DECODER = json.JSONDecoder()
 _UNNAMED_MAX = 4096
+_PASTS_MAX = 65_536
+_FEW = 8
 _DEPTH_MAX = 4
 _HEAD_LINES = 50
 #: Sources whose records hold lines of the kernel.
@@ -148,8 +152,13 @@ class Reader:
         for record in document if isinstance(document, list) else [document]:
             if isinstance(record, dict):
                 self._record(record)
-        self._past.update(past_of(document))
+        self._remember(document)
         return True
+
+    def _remember(self, document: object) -> None:
+        for name, past in past_of(document):
+            if name in self._past or len(self._past) < _PASTS_MAX:
+                self._past[name] = past
 
     def _record(self, record: object, depth: int = 0) -> None:
         """A JSON object: a line of a log, a sample, a probe, about the fabric or the past of a GPU."""
@@ -167,14 +176,14 @@ class Reader:
             self._kernel.machine.take(host if isinstance(host, str) else self._node, When(), gap, seen)
         elif sample := record_sample(record):
             self._sample(sample)
-            self._past.update(past_of(record))
+            self._remember(record)
             self._inner(record, depth)
         elif record.get("source") == "dcgm" and "value" in record:
             if len(self._unnamed) < _UNNAMED_MAX:
                 self._unnamed.append((_time_s(record), record))
         elif not self._fabric.document(record):
-            self._past.update(past_of(record))
-            self._unhealthy.extend(_unhealthy(record))
+            self._remember(record)
+            self._unhealthy = [*self._unhealthy, *_unhealthy(record)][:_FEW]
             self._inner(record, depth)
 
     def _inner(self, record: Mapping[str, object], depth: int) -> None:
@@ -281,8 +290,17 @@ class Reader:
 
 
 def _begins_as_json(material: Material) -> bool:
-    begins = (text[0] for piece in material.pieces() if (text := piece.lstrip()))
-    return next(begins, "") in ("{", "[")
+    """May the whole be one JSON document? "[ 12.5] x" of the kernel begins like one and ends too early."""
+    begins = (text for piece in material.pieces() if (text := piece.lstrip()))
+    text = next(begins, "")
+    if text[:1] not in ("{", "["):
+        return False
+    line = text.partition("\n")[0]
+    try:
+        _, end = _DECODER.raw_decode(line)
+    except (ValueError, RecursionError):
+        return True
+    return not line[end:].strip()
 
 
 def _of_kernel(line: str) -> bool:

@@ -122,7 +122,7 @@ def _concatenated(pieces: Iterator[str]) -> Iterator[tuple[object, int]]:
                     return
                 text += more
             else:
-                yield value, end - at
+                yield (value if end - at <= WHOLE_CHARS_MAX else TooLarge()), end - at
                 at = end
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gridctl.detect.diagnose.reading import bare, log_lines
-from gridctl.detect.diagnose.ruling import limits, rule_says
+from gridctl.detect.diagnose.ruling import SHOWN_CHARS_MAX, limits, rule_says
 from gridctl.model.diagnosis import Diagnosis, Material
 
 _PREFIX = re.compile(
@@ -84,7 +84,7 @@ def read(materials: Sequence[Material]) -> Reports:
         for line in log_lines(material, *_WORDS):
             message = bare(line) if "NCCL " in line else ""
             if match := _PREFIX.match(message):
-                _line(reports, match["host"], match["text"], message)
+                _line(reports, match["host"], match["text"], message[:SHOWN_CHARS_MAX])
     return reports
 
 

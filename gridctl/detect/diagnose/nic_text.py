@@ -47,6 +47,7 @@ _WORDS = (
     "_infiniband_",
 )
 _NAMES_MAX = 256
+_PLACES_MAX = 100_000
 _UP = {"active": True, "armed": True, "up": True, "down": False}
 
 
@@ -115,11 +116,13 @@ def _begins(line: str, device: str) -> tuple[Place | None, str, bool | None] | N
 
 def _sysfs(found: dict[Place, tuple[dict[str, float], list[bool]]], match: re.Match[str]) -> None:
     place = (match["host"] or "", match["device"] or match["netdev"], match["port"] or "")
+    if place not in found and len(found) >= _PLACES_MAX:
+        return
     values, states = found.setdefault(place, ({}, []))
     text = match["value"].strip()
     if match["name"] in ("state", "operstate"):
         state = _UP.get(text.rpartition(" ")[2].lower())
-        if state is not None:
+        if state is not None and not states:
             states.append(state)
     elif (value := _number(text)) is not None and len(values) < _NAMES_MAX:
         values[match["name"]] = value
@@ -134,6 +137,8 @@ def _metric(found: dict[Place, tuple[dict[str, float], list[bool]]], match: re.M
         labels.get("device") or labels.get("hca") or labels.get("guid", ""),
         labels.get("port", ""),
     )
+    if place not in found and len(found) >= _PLACES_MAX:
+        return
     values, _ = found.setdefault(place, ({}, []))
     if (value := number(match["value"])) is not None and len(values) < _NAMES_MAX:
         values[match["name"].removesuffix("_total")] = value

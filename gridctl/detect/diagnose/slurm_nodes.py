@@ -15,7 +15,7 @@ from gridctl.detect.diagnose.reading import (
     rows_of,
 )
 from gridctl.detect.diagnose.slurm_states import State, parse_state
-from gridctl.detect.diagnose.texts import all_lines, holds, lines_of, lines_with
+from gridctl.detect.diagnose.texts import all_lines, holds, lines_with
 from gridctl.model.diagnosis import Material
 
 NODES_MAX = 100_000
@@ -198,7 +198,7 @@ def _sinfo(material: Material) -> Iterator[Node]:
     """sinfo with a heading, in any order of columns; or two columns without one, names and states."""
     if looks_like_json(material):
         return
-    rows = (line for line in lines_of(material.head(_SINFO_CHARS_MAX)) if line.strip())
+    rows = (line for line in _first_lines(material) if line.strip())
     first = list(islice(rows, _HEAD_LINES))
     heads = [at for at, line in enumerate(first) if _heading(line)]
     if heads:
@@ -214,6 +214,15 @@ def _sinfo(material: Material) -> Iterator[Node]:
         if not found or len(found) < 0.8 * len(some):
             return
     yield from found
+
+
+def _first_lines(material: Material) -> Iterator[str]:
+    chars = 0
+    for line in all_lines(material):
+        chars += len(line) + 1
+        if chars > _SINFO_CHARS_MAX:
+            return
+        yield line
 
 
 def _heading(line: str) -> list[str]:
