@@ -1,6 +1,5 @@
 """`gridctl diagnose`: what logs, tool outputs and telemetry mean. Needs no fleet and no controller."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 from gridctl.cli.console import Console
 from gridctl.cli.output import Column, Format
 from gridctl.cli.page import Output, Page, present
-from gridctl.model.diagnosis import Diagnosis, Material
+from gridctl.model.diagnosis import Diagnosis
 
 COLUMNS = (
     Column("severity", lambda d: d["severity"]),
@@ -32,17 +31,16 @@ def diagnose(
 ) -> None:
     """Say what logs and tool outputs mean: dmesg | gridctl diagnose.
 
-    Judges as the watchdog does, policy.toml included.
+    Judges as the watchdog does, policy.toml included. Logs may be larger than memory; a large pipe is put
+    into a temporary file (TMPDIR). One JSON document may have 32 Mi characters, a log may have many; of a
+    line the first 8192 characters count, of a table of Slurm's nodes the first 4 million.
     """
     from gridctl.control.settings import detect_policy, load_policy
     from gridctl.detect.diagnose import diagnose as judge
+    from gridctl.ports.materials import materials
 
     policy = detect_policy(load_policy(Console.of(context).home))
-    found: list[Diagnosis] = judge([_read(path) for path in files or [Path("-")]], policy)
+    with materials(files or [Path("-")]) as given:
+        found: list[Diagnosis] = judge(given, policy)
     items: list[dict[str, Any]] = msgspec.to_builtins(found)
     present(Page(data=items, columns=COLUMNS, items=items), output)
-
-
-def _read(path: Path) -> Material:
-    raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-    return Material(str(path), raw.decode("utf-8-sig", errors="replace"))

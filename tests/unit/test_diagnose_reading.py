@@ -10,21 +10,19 @@ from hypothesis import strategies as st
 
 import gridctl.detect.diagnose
 from gridctl.detect.diagnose import diagnose
+from gridctl.detect.diagnose.documents import documents, looks_like_json
 from gridctl.detect.diagnose.reading import (
     Row,
     bare,
-    documents,
     field,
     hosts_in,
-    lines_of,
     log_lines,
-    looks_like_json,
-    mentions,
     ranks_in,
     rows_of,
     words_of,
 )
 from gridctl.detect.diagnose.ruling import clean, limits, rule_says, rules
+from gridctl.detect.diagnose.texts import lines_of, mentions
 from gridctl.model.diagnosis import Material
 
 RECORDS = [{"t": 1, "a": 5}, {"t": 2, "a": 6}]
@@ -67,7 +65,7 @@ def test_what_is_no_json_gives_no_documents() -> None:
         "[1, 2",
     ):
         assert list(documents(Material("m", text))) == []
-    assert not looks_like_json("[rank3]:[E714 x")
+    assert not looks_like_json(Material("m", "[rank3]:[E714 x"))
     assert list(documents(Material("m", '{"a": NaN}'))) != []
 
 

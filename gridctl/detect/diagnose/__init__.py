@@ -4,11 +4,12 @@ A layer is a function of all materials: it takes up what it understands and leav
 raises for what a material says. What no layer understands is a diagnosis of its own, `missing_data`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gridctl.detect.diagnose.checkpoint_facts import checkpoint_facts
 from gridctl.detect.diagnose.checkpoint_files import checkpoint_files
 from gridctl.detect.diagnose.devices import devices
+from gridctl.detect.diagnose.documents import refusals
 from gridctl.detect.diagnose.fleet import fleet
 from gridctl.detect.diagnose.flight_recorder import flight_recorder
 from gridctl.detect.diagnose.nccl import nccl
@@ -24,6 +25,9 @@ from gridctl.detect.diagnose.torch_log import torch_log
 from gridctl.detect.policy import DetectPolicy
 from gridctl.model.diagnosis import Diagnosis, Material, Why
 from gridctl.model.findings import SEVERITIES
+
+#: Diagnoses by one rule that are kept, the first ones.
+_SAME_RULE_MAX = 16_384
 
 Layer = Callable[[Sequence[Material]], Iterable[Diagnosis]]
 
@@ -44,6 +48,7 @@ LAYERS: tuple[Layer, ...] = (
     checkpoint_facts,
     resume,
     replicas,
+    refusals,
 )
 
 
@@ -53,10 +58,19 @@ def diagnose(materials: Sequence[Material], policy: DetectPolicy | None = None) 
     `policy` has the site's own word on Xids; default: as delivered.
     """
     found = list(devices(materials, policy))
-    found += [diagnosis for layer in LAYERS for diagnosis in layer(materials)]
+    found += [diagnosis for layer in LAYERS for diagnosis in _first_of_each_rule(layer(materials))]
     if not found:
         found = [_nothing(materials)]
     return sorted(found, key=lambda diagnosis: -SEVERITIES.index(diagnosis.severity))
+
+
+def _first_of_each_rule(diagnoses: Iterable[Diagnosis]) -> Iterator[Diagnosis]:
+    """Some layers have one for each document, and there may be millions of these."""
+    counts: dict[str, int] = {}
+    for diagnosis in diagnoses:
+        count = counts[diagnosis.why.rule] = counts.get(diagnosis.why.rule, 0) + 1
+        if count <= _SAME_RULE_MAX:
+            yield diagnosis
 
 
 def _nothing(materials: Sequence[Material]) -> Diagnosis:

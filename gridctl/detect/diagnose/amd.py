@@ -9,6 +9,7 @@ from gridctl.detect.meaning import AMD_RULES
 from gridctl.model.diagnosis import Diagnosis
 
 _DEVICES_MAX = 1024
+_KNOWN_MAX = 65_536
 _FEW = 4
 
 
@@ -24,6 +25,7 @@ class Amd:
 
     def __init__(self) -> None:
         self._devices: dict[str, dict[str, _Device]] = {}  #: node -> address -> GPU
+        self._known = 0  #: GPUs of all nodes
         self._last: dict[str, str] = {}  #: node -> the GPU that was named last
 
     def take(self, host: str, event: AmdEvent, message: str) -> None:
@@ -34,11 +36,15 @@ class Amd:
         if host not in self._devices and len(self._devices) >= _DEVICES_MAX:
             return
         devices = self._devices.setdefault(host, {})
-        if pci not in devices and len(devices) >= _DEVICES_MAX:
+        if pci not in devices and (len(devices) >= _DEVICES_MAX or self._known >= _KNOWN_MAX):
             return
         if event.pci and "" in devices:  # a hung ring is told before the GPU that it is of
+            self._known -= pci in devices
             devices[pci] = devices.pop("")
-        device = devices.setdefault(pci, _Device())
+        if pci not in devices:
+            self._known += 1
+            devices[pci] = _Device()
+        device = devices[pci]
         device.counts[event.says] = device.counts.get(event.says, 0) + event.count
         device.lines += 1
         if len(device.evidence) < _FEW:
@@ -46,7 +52,7 @@ class Amd:
 
     def reboot(self, host: str) -> None:
         """What was before the boot is history."""
-        self._devices.pop(host, None)
+        self._known -= len(self._devices.pop(host, {}))
 
     def findings(self) -> Iterator[Diagnosis]:
         """One finding a node and rule, the GPUs among its events."""

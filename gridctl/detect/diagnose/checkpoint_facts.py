@@ -17,12 +17,12 @@ from gridctl.detect.diagnose.reading import (
     field,
     key_of,
     leaves,
-    lines_of,
     objects_of,
     ranks_in,
     words_of,
 )
 from gridctl.detect.diagnose.ruling import limits, rule_says
+from gridctl.detect.diagnose.texts import all_lines, lines_with
 from gridctl.model.diagnosis import Diagnosis, Material
 
 _HEX_LINE = re.compile(
@@ -113,7 +113,7 @@ def checkpoint_facts(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: what is told of single checkpoints."""
     for material in materials:
         yield from _hex(material)
-        yield from _load_error(material.text)
+        yield from _load_error(material)
     bad = _Bad()
     previous: dict[str, float] = {}
     for _, document in objects_of(materials, _ROOTS):
@@ -121,7 +121,8 @@ def checkpoint_facts(materials: Sequence[Material]) -> Iterator[Diagnosis]:
         yield from _length(document)
         yield from _ends(document)
         yield from _since(document)
-        previous |= _before(document)
+        if len(previous) < _TENSORS_MAX:
+            previous |= _before(document)
         for name, values in _tensors(document):
             _tensor(bad, name, values, previous)
     if bad.what:
@@ -133,7 +134,7 @@ def checkpoint_facts(materials: Sequence[Material]) -> Iterator[Diagnosis]:
 
 def _hex(material: Material) -> Iterator[Diagnosis]:
     """A dump of a file's bytes: xxd, hexdump -C, od or plain pairs."""
-    data = _bytes(material.text)
+    data = _bytes(material)
     if len(data) < 4:
         return
     event = {"file": material.name, "bytes": len(data)}
@@ -154,10 +155,10 @@ def _hex(material: Material) -> Iterator[Diagnosis]:
         yield rule_says("checkpoint.truncated", what, events=[event])
 
 
-def _bytes(text: str) -> bytes:
+def _bytes(material: Material) -> bytes:
     """The bytes that a text dumps; none if more than comments stand beside them."""
     out = bytearray()
-    for line in lines_of(text):
+    for line in all_lines(material):
         if not line.strip() or line.lstrip().startswith(("#", "//", ";", "*")):
             continue
         offset = _OFFSET.match(line)
@@ -171,11 +172,9 @@ def _bytes(text: str) -> bytes:
     return bytes(out)
 
 
-def _load_error(text: str) -> Iterator[Diagnosis]:
-    if not any(word in text for word in _LOAD_WORDS):
-        return
-    for line in lines_of(text):
-        if any(word in line for word in _LOAD_WORDS) and _LOAD_ERRORS.match(message := bare(line).strip()):
+def _load_error(material: Material) -> Iterator[Diagnosis]:
+    for line in lines_with(material, *_LOAD_WORDS):
+        if _LOAD_ERRORS.match(message := bare(line).strip()):
             yield rule_says("checkpoint.load-failed", [message])
             return
 

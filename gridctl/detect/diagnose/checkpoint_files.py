@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 from gridagent.signals.values import number
-from gridctl.detect.diagnose.reading import field, lines_of, looks_like_json, objects_of, words_of
+from gridctl.detect.diagnose.documents import looks_like_json
+from gridctl.detect.diagnose.reading import field, objects_of, words_of
 from gridctl.detect.diagnose.ruling import limits, rule_says
+from gridctl.detect.diagnose.texts import all_lines
 from gridctl.model.diagnosis import Diagnosis, Material
 
 _HEADING = re.compile(
@@ -42,6 +44,7 @@ _OF = re.compile(r"(?P<at>\d{1,6})-of-(?P<all>\d{1,6})")
 _DIGITS = re.compile(r"\d{1,12}")
 _HOST_WORDS = {"host", "hosts", "node", "nodes", "listing", "listings"}
 _FILES_MAX = 1_000_000
+_CHECKPOINTS_MAX = 65_536
 
 
 class Checkpoint(msgspec.Struct):
@@ -62,8 +65,8 @@ def checkpoint_files(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: listings and descriptions of checkpoints' files."""
     found: dict[str, Checkpoint] = {}
     for material in materials:
-        if not looks_like_json(material.text):
-            _listing(found, material.text)
+        if not looks_like_json(material):
+            _listing(found, material)
     for _, document in objects_of(materials, "files shards contents objects host node listing"):
         named = (value for key, value in document.items() if _HOST_WORDS.intersection(words_of(key)))
         files = next((files for hosts in named if (files := _files_of_hosts(hosts))), None)
@@ -80,10 +83,14 @@ def checkpoint_files(materials: Sequence[Material]) -> Iterator[Diagnosis]:
         yield _judged(real)
 
 
-def _listing(found: dict[str, Checkpoint], text: str) -> None:
+def _listing(found: dict[str, Checkpoint], material: Material) -> None:
     """Folders with their files: headings, ls -l, ls -lR, find -printf "%s %p", aws s3 ls."""
     folder, host, count = "", "", 0
-    for line in lines_of(text):
+    for line in all_lines(material):
+        text = line.strip()
+        begin = text[:1]
+        if not begin or (" " in text and not (begin.isdigit() or begin in "-l#=" or text[-1] == "=")):
+            continue  # most lines of a log, at the least cost
         match = _LS.fullmatch(line) or _S3.fullmatch(line) or _SIZED.fullmatch(line)
         if match:
             count += 1
@@ -91,7 +98,7 @@ def _listing(found: dict[str, Checkpoint], text: str) -> None:
             where, _, name = path.rpartition("/")
             if count <= _FILES_MAX:
                 _add(found, where or folder, host, name, int(match["size"]))
-        elif line.strip() and (heading := _HEADING.fullmatch(line.strip())):
+        elif heading := _HEADING.fullmatch(text):
             folder, host = heading["path"], heading["host"] or ""
 
 
@@ -137,7 +144,8 @@ def _described(found: dict[str, Checkpoint], item: Mapping[str, object]) -> None
         return
     done = field(item, "complete", "committed", "marker", "success", "finished")
     marked = done if isinstance(done, bool) else None
-    found.setdefault(name or str(step), Checkpoint(name or str(step), step, sizes, {}, marked))
+    if len(found) < _CHECKPOINTS_MAX:
+        found.setdefault(name or str(step), Checkpoint(name or str(step), step, sizes, {}, marked))
 
 
 def _sizes(files: object) -> Iterator[tuple[str, int | None]]:

@@ -5,6 +5,7 @@ Xid, a fatal switch error explains a GPU without a handle. So all materials are 
 each once, and judged then. "Healthy" from one source takes back nothing that another one says.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -22,9 +23,10 @@ from gridctl.detect.diagnose.gauges import Gpus
 from gridctl.detect.diagnose.history import Past, past_of
 from gridctl.detect.diagnose.kernel import WORDS, KernelLogs
 from gridctl.detect.diagnose.probes import Probes
-from gridctl.detect.diagnose.reading import key_of, lines_of
+from gridctl.detect.diagnose.reading import key_of
 from gridctl.detect.diagnose.samples import Columns, Sample, Sections, Table, exported, record_sample
 from gridctl.detect.diagnose.saying import rule
+from gridctl.detect.diagnose.texts import all_lines, lines_of_piece, pieces_of
 from gridctl.detect.diagnose.tools import Tools
 from gridctl.detect.meaning import mean
 from gridctl.detect.policy import DetectPolicy, builtin
@@ -35,14 +37,15 @@ _PROMPT = re.compile(r"(?:\[?[\w.-]{1,64}@[\w.-]{1,64}[^$#]{0,80})?[$#] (?P<comm
 #: The first node that a material names, in the wrapper of a kernel line or in an exporter's label.
 _HOST = re.compile(
     r"^(?:<\d{1,3}>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})?|\d{4}-\d\d-\d\d[T ]\S{8,24}) "
-    r"(?P<wrapper>\S{1,255}) kernel: |\bHostname=\"(?P<label>[^\"]{1,255})\"",
+    r"(?P<wrapper>\S{1,255}) kernel: |\bHostname=\"(?P<label>[^\"\n]{1,255})\"",
     re.MULTILINE,
 )
-_DOCUMENT_CHARS_MAX = 32 * 1024 * 1024
+_DECODER = json.JSONDecoder()
 _UNNAMED_MAX = 4096
+_PASTS_MAX = 65_536
+_FEW = 8
 _DEPTH_MAX = 4
 _HEAD_LINES = 50
-_CHUNK_CHARS = 64 * 1024
 #: Sources whose records hold lines of the kernel.
 _KERNEL_SOURCES = ("kmsg", "kernel", "dmesg", "journal", "syslog", "")
 #: How records call a loss of records.
@@ -60,12 +63,16 @@ def devices(materials: Sequence[Material], policy: DetectPolicy | None = None) -
 
 def node_of(materials: Iterable[Material]) -> str:
     """The node that is named, if it is one only: what names none is of this one, too."""
-    hosts = {
-        match["wrapper"] or match["label"]
-        for material in materials
-        if (match := _HOST.search(material.text)) is not None
-    }
+    found = (_first_host(material) for material in materials)
+    hosts = {host for host in found if host is not None}
     return hosts.pop() if len(hosts) == 1 else ""
+
+
+def _first_host(material: Material) -> str | None:
+    for piece in pieces_of(material):
+        if (" kernel: " in piece or 'Hostname="' in piece) and (match := _HOST.search(piece)):
+            return match["wrapper"] or match["label"]
+    return None
 
 
 class Reader:
@@ -93,14 +100,13 @@ class Reader:
     def read(self, material: Material) -> None:
         """One material, whole."""
         self._restart()
-        text = material.text
-        if text.lstrip()[:1] in ("{", "[") and len(text) <= _DOCUMENT_CHARS_MAX and self._document(text):
+        if _begins_as_json(material) and (text := material.whole()) is not None and self._document(text):
             return
-        self._kernel.lines += any(_of_kernel(line) for line in islice(lines_of(text), _HEAD_LINES))
-        for chunk in _chunks(text):
-            words = [word for word in WORDS if word in chunk]
-            self._fabric.look(chunk)
-            for line in chunk.split("\n"):
+        self._kernel.lines += any(_of_kernel(line) for line in islice(all_lines(material), _HEAD_LINES))
+        for piece in pieces_of(material):
+            words = [word for word in WORDS if word in piece]
+            self._fabric.look(piece)
+            for line in lines_of_piece(piece):
                 self._line(line[:LINE_CHARS_MAX].rstrip("\r"), words)
         self._sample(self._sections.end())
 
@@ -109,7 +115,7 @@ class Reader:
             self._record(record)
         elif words and self._kernel.feed(line, self._node, words=words):
             pass
-        elif prompt := _PROMPT.match(line):
+        elif ("$ " in line or "# " in line) and (prompt := _PROMPT.match(line)):
             self._restart_at(prompt["command"])
         elif self._tools.feed(line) or self._fabric.feed(line):
             pass
@@ -146,8 +152,13 @@ class Reader:
         for record in document if isinstance(document, list) else [document]:
             if isinstance(record, dict):
                 self._record(record)
-        self._past.update(past_of(document))
+        self._remember(document)
         return True
+
+    def _remember(self, document: object) -> None:
+        for name, past in past_of(document):
+            if name in self._past or len(self._past) < _PASTS_MAX:
+                self._past[name] = past
 
     def _record(self, record: object, depth: int = 0) -> None:
         """A JSON object: a line of a log, a sample, a probe, about the fabric or the past of a GPU."""
@@ -165,14 +176,14 @@ class Reader:
             self._kernel.machine.take(host if isinstance(host, str) else self._node, When(), gap, seen)
         elif sample := record_sample(record):
             self._sample(sample)
-            self._past.update(past_of(record))
+            self._remember(record)
             self._inner(record, depth)
         elif record.get("source") == "dcgm" and "value" in record:
             if len(self._unnamed) < _UNNAMED_MAX:
                 self._unnamed.append((_time_s(record), record))
         elif not self._fabric.document(record):
-            self._past.update(past_of(record))
-            self._unhealthy.extend(_unhealthy(record))
+            self._remember(record)
+            self._unhealthy = [*self._unhealthy, *_unhealthy(record)][:_FEW]
             self._inner(record, depth)
 
     def _inner(self, record: Mapping[str, object], depth: int) -> None:
@@ -278,14 +289,18 @@ class Reader:
         return advised
 
 
-def _chunks(text: str) -> Iterator[str]:
-    """The text in pieces of whole lines: what is not in a piece need not be looked for in its lines."""
-    begin = 0
-    while begin < len(text):
-        end = text.find("\n", begin + _CHUNK_CHARS)
-        end = len(text) if end < 0 else end
-        yield text[begin:end]
-        begin = end + 1
+def _begins_as_json(material: Material) -> bool:
+    """May the whole be one JSON document? "[ 12.5] x" of the kernel begins like one and ends too early."""
+    begins = (text for piece in material.pieces() if (text := piece.lstrip()))
+    text = next(begins, "")
+    if text[:1] not in ("{", "["):
+        return False
+    line = text.partition("\n")[0]
+    try:
+        _, end = _DECODER.raw_decode(line)
+    except (ValueError, RecursionError):
+        return True
+    return not line[end:].strip()
 
 
 def _of_kernel(line: str) -> bool:

@@ -44,7 +44,8 @@ _GPU = re.compile(r"GPU (?P<index>\d{1,3}): (?P<product>.{1,100}?) \(UUID")
 _MANAGERS = ("", "nv-fabricmanager", "nvidia-fabricmanager", "nvidia-fabricmanager-start.sh")
 _NOTHING = "NV_WARN_NOTHING_TO_DO"
 #: Racks whose nodes share one NVLink domain, so that IMEX and the fabric matter beyond the node.
-_MULTI_NODE = re.compile(r"\b(?:GB200|GB300|NVL72|NVL36|VR200)\b")
+_RACKS = ("GB200", "GB300", "NVL72", "NVL36", "VR200")
+_MULTI_NODE = re.compile(rf"\b(?:{'|'.join(_RACKS)})\b")
 WORDS = ("fabricmanager", "fabric manager", "state=", "state =", "IMEX", "Active: ", _NOTHING)
 
 
@@ -61,7 +62,7 @@ class Fabric:
         self.topology: list[dict[str, object]] = []
         self._service = False  #: the lines that follow are about the fabric manager's service
         self._gpu = ""
-        self._worth = True
+        self._words: Sequence[str] = WORDS  #: those that may be in the lines that follow
 
     def command(self, command: str) -> None:
         """The command whose output follows."""
@@ -70,8 +71,9 @@ class Fabric:
 
     def look(self, text: str) -> None:
         """What follows, as a whole: is there anything for `feed` in it, and does it name a rack of nodes?"""
-        self._worth = any(word in text for word in WORDS)
-        self.multi_node = self.multi_node or _MULTI_NODE.search(text) is not None
+        self._words = [word for word in WORDS if word in text]
+        if not self.multi_node and any(word in text for word in _RACKS):
+            self.multi_node = _MULTI_NODE.search(text) is not None
 
     def feed(self, line: str) -> bool:
         """One line; False if it says nothing of the fabric."""
@@ -86,9 +88,7 @@ class Fabric:
             if len(links) < _LINKS_MAX:
                 links[int(link["link"])] = link["state"].endswith("GB/s")
             return True
-        if not self._worth or not any(word in line for word in WORDS):
-            return False
-        return self._worded(line[:1000])
+        return any(word in line for word in self._words) and self._worded(line[:1000])
 
     def _worded(self, line: str) -> bool:
         if match := _PLAIN.match(line):

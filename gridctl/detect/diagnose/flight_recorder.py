@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from gridctl.detect.diagnose.reading import field, hosts_in, lines_of, objects_of, ranks_in
+from gridctl.detect.diagnose.reading import field, hosts_in, objects_of, ranks_in
 from gridctl.detect.diagnose.ruling import rule_says
+from gridctl.detect.diagnose.texts import all_lines, holds, lines_with
 from gridctl.detect.diagnose.torch_log import behind_of, missing_of
 from gridctl.model.diagnosis import Diagnosis, Material
 
@@ -44,7 +45,7 @@ class Dump(msgspec.Struct):
 def flight_recorder(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     """Layer: analyser output, JSON dumps, and listings of dumps."""
     for material in materials:
-        yield from _analysis(material.text)
+        yield from _analysis(material)
     dumps: dict[int, Dump] = {}
     for material, document in objects_of(materials, "rank world_size worldsize"):
         if isinstance(document.get("entries"), list) and ("pg_config" in document or "pg_status" in document):
@@ -60,13 +61,13 @@ def flight_recorder(materials: Sequence[Material]) -> Iterator[Diagnosis]:
         yield from _absent(present - empty, set(missing_of(present)) | empty, hosts, "listing")
 
 
-def _analysis(text: str) -> Iterator[Diagnosis]:
+def _analysis(material: Material) -> Iterator[Diagnosis]:
     """What the analyser printed: per collective, a culprit and an error type, or missing ranks."""
-    if "ulprit rank" not in text and "issing ranks" not in text:
+    if not holds(material, "ulprit rank", "issing ranks"):
         return
     collective = ""
     found: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for line in lines_of(text):
+    for line in all_lines(material):
         if match := _COLLECTIVE.match(line):
             collective = line.strip()
         elif (match := _CULPRIT.match(line)) or (match := _MISSING.match(line)):
@@ -236,9 +237,7 @@ def _listing(materials: Sequence[Material]) -> tuple[set[int], set[int], dict[in
     present: set[int] = set()
     empty: set[int] = set()
     for material in materials:
-        if "rank" not in material.text:
-            continue
-        for line in lines_of(material.text):
+        for line in lines_with(material, "rank"):
             match = _LS_LINE.fullmatch(line) or _LISTED.fullmatch(line)
             named = _DUMP_NAME.fullmatch(match["path"]) if match else None
             if match and named and _TRACE_NAME.search(match["path"]) and len(present) < _RANKS_MAX:

@@ -11,6 +11,7 @@ from gridctl.detect.policy.hardware import hardware
 
 _ONSETS_MAX = 64
 _GPUS_MAX = 4096
+_NAMES_MAX = 4 * _GPUS_MAX
 #: NVML clock-event reasons: the hardware's power brake; heat, seen by software or hardware.
 POWER_BRAKE, HEAT = 0x80, 0x60
 #: How tools print values that they could not read.
@@ -188,7 +189,8 @@ class Gpus:
                 return
             self._gpus[(sample.host, name)] = Gpu(self._policy, sample.host, name)
         for key in keys:
-            self._names.setdefault(key, name)
+            if len(self._names) < _NAMES_MAX:
+                self._names.setdefault(key, name)
         self._gpus[(sample.host, name)].feed(sample)
 
     def __iter__(self) -> Iterator[Gpu]:

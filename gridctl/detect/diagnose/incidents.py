@@ -16,6 +16,8 @@ from gridctl.detect.policy.hardware import hardware
 _NODES_MAX = 4096
 _OPEN_MAX = 2048
 _GROUPS_MAX = 2048
+#: Incidents, groups and histories of all nodes.
+_ALL_MAX = 131_072
 _FEW = 3
 _SOME = 64
 _XIDS_MAX = 4096
@@ -30,11 +32,15 @@ class _Node:
         self.groups: dict[tuple[str, str, str], Group] = {}  #: by GPU, kind and action
         self.histories: dict[str, History] = {}
 
-    def history(self, pci: str) -> History:
-        """What is remembered of a GPU."""
-        if pci not in self.histories and len(self.histories) >= _GROUPS_MAX:
+    def history(self, pci: str, room: bool) -> History:
+        """What is remembered of a GPU; without room for another one nothing is."""
+        if pci not in self.histories and (len(self.histories) >= _GROUPS_MAX or not room):
             return History()
         return self.histories.setdefault(pci, History())
+
+    def size(self) -> int:
+        """How much is remembered."""
+        return len(self.open) + len(self.groups) + len(self.histories)
 
 
 class Incidents:
@@ -46,6 +52,7 @@ class Incidents:
         self._again_s = hardware().limit("incident", "lost_again_s")
         self._lasting = frozenset(hardware().words("incident", "lasting_kinds"))
         self._nodes: dict[str, _Node] = {}
+        self._size = 0  #: of all nodes
         self.said: dict[int, list[tuple[str, When]]] = {}  #: Xid -> GPUs and times
         self.historic = 0  #: incidents of earlier boots, or resolved
         self.historic_evidence: list[str] = []
@@ -57,8 +64,22 @@ class Incidents:
         node = self._node(host)
         if node is None:
             return
+        before = node.size()
+        self._take(node, host, when, event, message, lines, cause)
+        self._size += node.size() - before
+
+    def _take(
+        self,
+        node: _Node,
+        host: str,
+        when: When,
+        event: Event,
+        message: str,
+        lines: int,
+        cause: Meaning | None,
+    ) -> None:
         if isinstance(event, Identity):
-            node.history(event.pci).uuid = event.uuid
+            node.history(event.pci, self._room).uuid = event.uuid
             return
         told = cause or mean(self._policy, event)
         if told is None:
@@ -76,10 +97,12 @@ class Incidents:
         """The node has booted: what was said before is history."""
         node = self._node(host)
         if node is not None:
+            before = node.size()
             self._close(node, host, lambda pci: True)
             for key in list(node.groups):
                 self._retire(node, key)
             node.boot += 1
+            self._size += node.size() - before
 
     def close(self) -> None:
         """The end: nothing more will come."""
@@ -119,6 +142,10 @@ class Incidents:
         cases += [group.head.cause for key, group in node.groups.items() if key[0] == pci]
         return any(cause.fault != "app" for cause in cases)
 
+    @property
+    def _room(self) -> bool:
+        return self._size < _ALL_MAX
+
     def _node(self, host: str) -> _Node | None:
         if host not in self._nodes and len(self._nodes) >= _NODES_MAX:
             return None
@@ -141,7 +168,7 @@ class Incidents:
                 return open_one
         if key in node.open:
             self._fold(node, host, key)
-        if len(node.open) >= _OPEN_MAX:
+        if len(node.open) >= _OPEN_MAX or (node.open and not self._room):
             self._fold(node, host, next(iter(node.open)))
         node.open[key] = Incident(told, when, pid)
         return node.open[key]
@@ -189,14 +216,14 @@ class Incidents:
     def _fold(self, node: _Node, host: str, key: tuple[str, int | None]) -> None:
         """Closes an incident."""
         incident = node.open.pop(key)
-        node.history(key[0]).note(incident, node.boot)
+        node.history(key[0], self._room).note(incident, node.boot)
         if incident.cause.advice is None:
             incident.cause = with_advice(self._policy, incident.cause, incident.advice)
         cause = incident.cause
         group_key = (key[0], cause.kind, cause.action)
         group = node.groups.get(group_key)
         if group is None:
-            if len(node.groups) >= _GROUPS_MAX:
+            if len(node.groups) >= _GROUPS_MAX or (node.groups and not self._room):
                 return
             group = node.groups[group_key] = Group(host, key[0], incident)
         group.fold(incident, lasting=cause.kind in self._lasting)

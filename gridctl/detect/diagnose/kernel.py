@@ -28,6 +28,7 @@ WORDS = (
 )  # fmt: skip
 _KEEPERS = ("systemd-journald", "rsyslogd")
 _HOSTS_MAX = 4096
+_GPUS_MAX = 65_536
 #: Lines of one boot are out of order by less than this.
 _BACK_S = 60.0
 
@@ -109,7 +110,7 @@ class KernelLogs:
     def event(self, host: str, when: When, event: Event, message: str, lines: int = 1) -> None:
         """An event of a GPU's driver, also one that another source than the log has told."""
         cause = None
-        if event.pci:
+        if event.pci and len(self.pcie.gpus) < _GPUS_MAX:
             self.pcie.gpus.add(event.pci[:-2])
         if is_lost(event) and (link := self.pcie.failed_before(host, event.pci, when)):
             told = mean(self._policy, event)

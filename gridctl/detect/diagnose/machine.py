@@ -11,6 +11,7 @@ from gridctl.detect.policy.hardware import hardware
 from gridctl.model.diagnosis import Diagnosis
 
 _UNITS_MAX = 1024
+_KNOWN_MAX = 65_536
 _FEW = 3
 #: Namespaces and partitions are of the drive whose name they begin with.
 _PARTITION = re.compile(r"^(nvme\d+)n\d+(?:p\d+)?$")
@@ -78,6 +79,7 @@ class Machine:
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._units: dict[str, dict[tuple[str, str], _Unit]] = {}  #: node -> what and of which unit
+        self._known = 0  #: units of all nodes
         self._heat: dict[str, _Heat] = {}
 
     def take(self, host: str, when: When, event: HostEvent, message: str) -> None:
@@ -95,14 +97,19 @@ class Machine:
         if host not in self._units and len(self._units) >= _UNITS_MAX:
             return
         units = self._units.setdefault(host, {})
-        if (says, unit) in units or len(units) < _UNITS_MAX:
-            units.setdefault((says, unit), _Unit()).take(event, message)
+        if (says, unit) not in units:
+            if len(units) >= _UNITS_MAX or self._known >= _KNOWN_MAX:
+                return
+            self._known += 1
+            units[says, unit] = _Unit()
+        units[says, unit].take(event, message)
 
     def reboot(self, host: str) -> None:
         """What was before the boot is history; worn memory and drives stay worn."""
         units = self._units.get(host, {})
         for key in [key for key in units if key[0] in ("hung", "reset_required")]:
             del units[key]
+            self._known -= 1
 
     def hung(self, host: str) -> list[str]:
         """What tells that queries of this node's driver hang."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gridctl.detect.diagnose.reading import bare, log_lines
-from gridctl.detect.diagnose.ruling import limits, rule_says
+from gridctl.detect.diagnose.ruling import SHOWN_CHARS_MAX, limits, rule_says
 from gridctl.model.diagnosis import Diagnosis, Material
 
 _PREFIX = re.compile(
@@ -38,6 +38,8 @@ _SOCKET = re.compile(
     r"|(?:Call to \w{1,20}(?: from| to)?|[Cc]onnect to|Connect to) (?P<failed>[^\s<]{1,100})<\d{1,6}> "
     r"(?:failed|returned))"
 )
+#: One of these is in each line that any of the patterns fits; most lines of NCCL have none.
+_WORDS = ("Got ", "Connection closed by ", "Call to ", "onnect to ")
 #: ibverbs work completion states (rdma-core, enum ibv_wc_status).
 _RETRY_EXCEEDED, _FLUSHED = 12, 5
 _VENDOR_FLUSHED = 249
@@ -79,10 +81,10 @@ def read(materials: Sequence[Material]) -> Reports:
     """Takes up all lines that NCCL wrote."""
     reports = Reports()
     for material in materials:
-        for line in log_lines(material, "NCCL "):
-            message = bare(line)
+        for line in log_lines(material, *_WORDS):
+            message = bare(line) if "NCCL " in line else ""
             if match := _PREFIX.match(message):
-                _line(reports, match["host"], match["text"], message)
+                _line(reports, match["host"], match["text"], message[:SHOWN_CHARS_MAX])
     return reports
 
 

@@ -150,7 +150,7 @@ def nic(materials: Sequence[Material]) -> Iterator[Diagnosis]:
     for row in rows_in_order(materials, _ROOTS):
         _row(ports, row)
     for material in materials:
-        for place, counters, up in read_text(material.text):
+        for place, counters, up in read_text(material):
             _feed(ports, place, None, {n: v for n, v in counters.items() if _meaning(n)}, up)
     yield from _judged(ports)
 

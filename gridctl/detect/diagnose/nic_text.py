@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 
 from gridagent.signals.values import number
-from gridctl.detect.diagnose.reading import lines_of
+from gridctl.detect.diagnose.texts import all_lines, holds, lines_with
+from gridctl.model.diagnosis import Material
 
 Place = tuple[str, str, str]  #: host, device, port
 Reading = tuple[Place, dict[str, float], bool | None]
@@ -46,23 +47,26 @@ _WORDS = (
     "_infiniband_",
 )
 _NAMES_MAX = 256
+_PLACES_MAX = 100_000
 _UP = {"active": True, "armed": True, "up": True, "down": False}
 
 
-def read_text(text: str) -> Iterator[Reading]:
+def read_text(material: Material) -> Iterator[Reading]:
     """The readings of ports in a text; a section that begins anew is another reading."""
-    if any(word in text for word in _WORDS):
-        yield from _sections(text)
-        yield from _lines(text)
+    if holds(material, *_WORDS):
+        yield from _sections(material)
+        yield from _lines(material)
 
 
-def _sections(text: str) -> Iterator[Reading]:
+def _sections(material: Material) -> Iterator[Reading]:
     """Tools that print a heading for each port, in their order."""
     place: Place | None = None
     device = ""
     counters: dict[str, float] = {}
     up: bool | None = None
-    for line in lines_of(text):
+    for line in all_lines(material):
+        if place is None and not device and not any(word in line for word in _WORDS):
+            continue
         begun = _begins(line, device)
         if begun is not None:
             if place is not None and (counters or up is not None):
@@ -78,10 +82,10 @@ def _sections(text: str) -> Iterator[Reading]:
         yield place, counters, up
 
 
-def _lines(text: str) -> Iterator[Reading]:
+def _lines(material: Material) -> Iterator[Reading]:
     """Tools that print everything of a counter, or of a port, on one line."""
     found: dict[Place, tuple[dict[str, float], list[bool]]] = {}
-    for line in lines_of(text):
+    for line in lines_with(material, "sys/class/", "GUID ", "{"):
         if match := _SYSFS.match(line):
             _sysfs(found, match)
         elif match := _METRIC.match(line):
@@ -112,11 +116,13 @@ def _begins(line: str, device: str) -> tuple[Place | None, str, bool | None] | N
 
 def _sysfs(found: dict[Place, tuple[dict[str, float], list[bool]]], match: re.Match[str]) -> None:
     place = (match["host"] or "", match["device"] or match["netdev"], match["port"] or "")
+    if place not in found and len(found) >= _PLACES_MAX:
+        return
     values, states = found.setdefault(place, ({}, []))
     text = match["value"].strip()
     if match["name"] in ("state", "operstate"):
         state = _UP.get(text.rpartition(" ")[2].lower())
-        if state is not None:
+        if state is not None and not states:
             states.append(state)
     elif (value := _number(text)) is not None and len(values) < _NAMES_MAX:
         values[match["name"]] = value
@@ -131,6 +137,8 @@ def _metric(found: dict[Place, tuple[dict[str, float], list[bool]]], match: re.M
         labels.get("device") or labels.get("hca") or labels.get("guid", ""),
         labels.get("port", ""),
     )
+    if place not in found and len(found) >= _PLACES_MAX:
+        return
     values, _ = found.setdefault(place, ({}, []))
     if (value := number(match["value"])) is not None and len(values) < _NAMES_MAX:
         values[match["name"].removesuffix("_total")] = value

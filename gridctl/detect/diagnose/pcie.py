@@ -14,6 +14,7 @@ from gridctl.detect.policy.hardware import hardware
 from gridctl.model.diagnosis import Diagnosis
 
 _DEVICES_MAX = 1024
+_KNOWN_MAX = 65_536
 _FEW = 3
 _GPU_DRIVERS = ("nvidia", "nouveau", "amdgpu")
 
@@ -53,6 +54,7 @@ class Pcie:
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._devices: dict[str, dict[str, _Device]] = {}  #: node -> address -> device
+        self._known = 0  #: devices of all nodes
         self._sources: dict[tuple[str, str], str] = {}  #: port -> the device whose message it reported last
         self.gpus: set[str] = set()  #: addresses that are known to be GPUs
 
@@ -91,7 +93,7 @@ class Pcie:
 
     def reboot(self, host: str) -> None:
         """What was before the boot is history."""
-        self._devices.pop(host, None)
+        self._known -= len(self._devices.pop(host, {}))
 
     def findings(self) -> Iterator[Diagnosis]:
         """One finding a node and rule, the devices among its events."""
@@ -152,9 +154,12 @@ class Pcie:
         if host not in self._devices and len(self._devices) >= _DEVICES_MAX:
             return _Device(pci)
         devices = self._devices.setdefault(host, {})
-        if pci not in devices and len(devices) >= _DEVICES_MAX:
-            return _Device(pci)
-        return devices.setdefault(pci, _Device(pci))
+        if pci not in devices:
+            if len(devices) >= _DEVICES_MAX or self._known >= _KNOWN_MAX:
+                return _Device(pci)
+            self._known += 1
+            devices[pci] = _Device(pci)
+        return devices[pci]
 
 
 def _event(host: str, device: _Device) -> dict[str, object]:

@@ -179,7 +179,8 @@ def progress(materials: Sequence[Material]) -> Iterator[Diagnosis]:
 def _log(jobs: dict[str, Job], material: Material) -> None:
     """A training program's own lines: "iteration 1200 | lm loss: NAN | grad norm: 0.2"."""
     for line in log_lines(material, "nan", "NaN", "NAN", "inf", "Inf", "INF"):
-        if match := _LOG_LOSS.search(line[:2000]):
+        begin = line[:2000].lower()
+        if ("loss" in begin or "norm" in begin) and (match := _LOG_LOSS.search(line[:2000])):
             step, rank = _LOG_STEP.search(line[:2000]), _LOG_RANK.search(line[:200])
             what = f"{match['name']} is {match['value']}"
             jobs.setdefault("", Job("")).no_number(rank[1] if rank else "-", what, step[1] if step else "")

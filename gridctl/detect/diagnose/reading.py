@@ -1,21 +1,21 @@
-"""Reads materials: lines without the wrappers of log collectors, JSON documents, telemetry by meaning.
+"""Reads materials: lines without the wrappers of log collectors, telemetry by meaning.
 
 Telemetry comes in ad-hoc shapes: JSON lines, one array, one object around a list, CSV with a heading.
 A field is found by what it means: `FIELDS` lists the spellings under which it is known, compared without
 case and punctuation ("linkDowned", "link_downed" and "Link-Downed" are one). Nothing here raises.
 """
 
-import json
 import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import islice
 
 from gridagent.signals.lines import LINE_CHARS_MAX, unwrap
 from gridagent.signals.values import number as as_number
-from gridctl.model.diagnosis import Material
+from gridctl.detect.diagnose.documents import documents, looks_like_json, sized_documents
+from gridctl.detect.diagnose.texts import all_lines, holds, lines_of, lines_with
+from gridctl.model.diagnosis import WHOLE_CHARS_MAX, Material
 
 #: Meaning -> spellings, the most exact first.
 FIELDS: dict[str, str] = {
@@ -40,8 +40,6 @@ _NAMES_MAX = 4096
 _SORTED_MAX = 16_384
 _RANKS = re.compile(r"\d{1,7}(?: ?(?:-|\.\.) ?\d{1,7})?")
 _LABEL = re.compile(r"(?:\d{1,6}: ?|\[[a-z]{4,8} ?\d{1,6}\]: ?)(?=\S)")
-_JSON_BEGIN = re.compile(r"[\ufeff \t]*(?:\{\s*(?:[\"}]|$)|\[\s*(?:[{\[\"\]]|$))")
-_HEAD_LINES = 20
 _KUBE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) std(?:out|err) [FP] ")
 _BRACKET_TIME = re.compile(r"\[\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,:]\d{1,9})?\] ?")
 
@@ -58,41 +56,7 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(word for word in _PUNCTUATION.split(_CAMEL.sub(" ", text[:200]).lower()) if word)
 
 
-def mentions(text: str, roots: str) -> bool:
-    """Does a text hold one of the roots (separated by blanks; the first letter in either case)?
-
-    A cheap look before records are taken apart: most layers have no business with most materials.
-    """
-    for root in roots.split():
-        spellings = (root[1:], root.upper()) if len(root) > 4 else (root, root.title(), root.upper())
-        if any(spelling in text for spelling in spellings):
-            return True
-    return False
-
-
 _SPELLINGS = {meaning: tuple(key_of(name) for name in names.split()) for meaning, names in FIELDS.items()}
-
-
-def lines_of(text: str) -> Iterator[str]:
-    """The lines of a text, each at most LINE_CHARS_MAX long, without a copy of the whole."""
-    begin = int(text.startswith("\ufeff"))
-    while begin < len(text):
-        end = text.find("\n", begin)
-        end = len(text) if end < 0 else end
-        yield text[begin : min(end, begin + LINE_CHARS_MAX)].rstrip("\r")
-        begin = end + 1
-
-
-def log_lines(material: Material, *words: str) -> Iterator[str]:
-    """The log lines of a material that hold one of `words`, also those inside JSON records."""
-    if not any(word in material.text for word in words):
-        return
-    if looks_like_json(material.text):
-        for row in rows_of(material):
-            yield from (line for line in lines_of(row.text("line")) if any(word in line for word in words))
-    for line in lines_of(material.text):
-        if any(word in line for word in words) and not line.startswith(("{", "[{")):
-            yield line
 
 
 def bare(line: str) -> str:
@@ -108,58 +72,6 @@ def bare(line: str) -> str:
         if line == begin:
             break
     return line
-
-
-def looks_like_json(text: str) -> bool:
-    """Does one of the first lines begin like JSON? Others may stand around it."""
-    return any(_JSON_BEGIN.match(line) for line in text[:4096].split("\n")[:_HEAD_LINES])
-
-
-def documents(material: Material) -> Iterator[object]:
-    """The JSON values of a material: one a line, or one after the other. What is none is left out."""
-    text = material.text
-    if not looks_like_json(text):
-        return
-    begin, by_line = 0, False
-    while begin < len(text):
-        end = text.find("\n", begin)
-        end = len(text) if end < 0 else end
-        if _JSON_BEGIN.match(text, begin, end):
-            value = _parsed(text[begin:end].strip(" \t\r\ufeff"))
-            if value is None and not by_line:
-                several = list(_concatenated(text, begin))
-                yield from several
-                if several:
-                    return
-            by_line = True
-            if value is not None:
-                yield value
-        begin = end + 1
-
-
-def _parsed(text: str) -> object:
-    """The value, or None: for what is no JSON object or array, or nests too deep."""
-    if text[:1] not in ("{", "["):
-        return None
-    try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value
-
-
-def _concatenated(text: str, at: int) -> Iterator[object]:
-    decoder = json.JSONDecoder()
-    while True:
-        while at < len(text) and text[at] in " \t\r\n,\ufeff":
-            at += 1
-        if text[at : at + 1] not in ("{", "["):
-            return
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return
-        yield value
 
 
 class Row:
@@ -251,20 +163,23 @@ def rows_of(material: Material, roots: str = "") -> Iterator[Row]:
 
     With `roots` only of a material that mentions one of them.
     """
-    if looks_like_json(material.text):
-        for value in documents(material) if not roots or mentions(material.text, roots) else ():
-            yield from _rows(value, {}, 0)
-    else:
-        yield from _csv(material.text)
+    return (row for row, _ in _sized_rows(material, roots))
 
 
 def rows_in_order(materials: Iterable[Material], roots: str = "") -> Iterator[Row]:
     """The records of all materials in the order of their times, those of one time as they stand.
 
-    Records without a time stay where they are, before all others. Of very many the rest is not sorted.
+    Records without a time stay where they are, before all others. Of very many, or very large ones, the rest
+    is not sorted.
     """
-    rows = (row for material in materials for row in rows_of(material, roots))
-    first = list(islice(rows, _SORTED_MAX))
+    rows = (pair for material in materials for pair in _sized_rows(material, roots))
+    first: list[Row] = []
+    chars = 0
+    for row, size in rows:
+        first.append(row)
+        chars += size
+        if len(first) >= _SORTED_MAX or chars > WHOLE_CHARS_MAX:
+            break
     times = [row.time_s() for row in first]
     yield from (
         row
@@ -272,7 +187,19 @@ def rows_in_order(materials: Iterable[Material], roots: str = "") -> Iterator[Ro
             zip(times, first, strict=True), key=lambda one: -math.inf if one[0] is None else one[0]
         )
     )
-    yield from rows
+    del first
+    yield from (row for row, _ in rows)
+
+
+def _sized_rows(material: Material, roots: str) -> Iterator[tuple[Row, int]]:
+    """The records, the first of a JSON value or line with how many characters that takes, the rest with 0."""
+    if looks_like_json(material):
+        for value, chars in sized_documents(material, roots):
+            for row in _rows(value, {}, 0):
+                yield row, chars
+                chars = 0
+    else:
+        yield from _csv(material)
 
 
 def _rows(value: object, around: Mapping[str, object], depth: int) -> Iterator[Row]:
@@ -289,15 +216,25 @@ def _rows(value: object, around: Mapping[str, object], depth: int) -> Iterator[R
             yield Row(value, around)
 
 
-def _csv(text: str) -> Iterator[Row]:
-    lines = lines_of(text)
-    heading = [cell.strip().strip('"') for cell in next(lines, "").lstrip("#").split(",")]
+def _csv(material: Material) -> Iterator[tuple[Row, int]]:
+    rest = all_lines(material)
+    heading = [cell.strip().strip('"') for cell in next(rest, "").lstrip("#").split(",")]
     if len(heading) < 2 or not all(re.fullmatch(r"[A-Za-z_@][\w .()/%-]{0,60}", cell) for cell in heading):
         return
-    for line in lines:
+    for line in rest:
         cells = [cell.strip().strip('"') for cell in line.split(",")]
         if len(cells) == len(heading):
-            yield Row(dict(zip(heading, cells, strict=True)))
+            yield Row(dict(zip(heading, cells, strict=True))), len(line)
+
+
+def log_lines(material: Material, *words: str) -> Iterator[str]:
+    """The log lines of a material that hold one of `words`, also those inside JSON records."""
+    if looks_like_json(material) and holds(material, *words):
+        for row in rows_of(material):
+            yield from (line for line in lines_of(row.text("line")) if any(word in line for word in words))
+    for line in lines_with(material, *words):
+        if not line.startswith(("{", "[{")):
+            yield line
 
 
 def objects_of(
@@ -305,9 +242,7 @@ def objects_of(
 ) -> Iterator[tuple[Material, dict[str, object]]]:
     """The JSON objects of all materials, those in arrays too, with the material; `roots` as above."""
     for material in materials:
-        if not looks_like_json(material.text) or (roots and not mentions(material.text, roots)):
-            continue
-        for value in documents(material):
+        for value in documents(material, roots):
             for item in value if isinstance(value, list) else (value,):
                 if isinstance(item, dict):
                     yield material, item

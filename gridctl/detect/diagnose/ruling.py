@@ -13,6 +13,8 @@ from gridctl.model.diagnosis import Diagnosis, Why
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _EVIDENCE_CHARS_MAX = 240
+#: What stands behind it in a line is never shown.
+SHOWN_CHARS_MAX = 2 * _EVIDENCE_CHARS_MAX
 _EVIDENCE_MAX = 6
 #: Single events or devices that one diagnosis lists.
 EVENTS_MAX = 4096
@@ -52,7 +54,7 @@ def limits() -> Limits:
 
 def clean(text: object) -> str:
     """Text from outside as one short line without control characters."""
-    line = _CONTROL.sub(" ", str(text)[: 2 * _EVIDENCE_CHARS_MAX])
+    line = _CONTROL.sub(" ", str(text)[:SHOWN_CHARS_MAX])
     return line if len(line) <= _EVIDENCE_CHARS_MAX else line[: _EVIDENCE_CHARS_MAX - 3] + "..."
 
 

@@ -131,7 +131,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 def metric_of(name: str) -> str | None:
     """The metric that a column's name means, whatever its unit."""
-    return NAMES.get(key_of(_UNIT.sub("", name[:200])))
+    name = name[:200]
+    return NAMES.get(key_of(_UNIT.sub("", name) if "[" in name else name))
 
 
 def sample_of(named: Iterable[tuple[str, object]]) -> Sample | None:
@@ -186,12 +187,23 @@ class Table:
         cells = _cells(line, self._parted_by)
         if len(cells) != len(self._metrics) or metric_of(cells[0]):
             parted_by = max(",;\t", key=line.count)
-            metrics = [metric_of(cell) for cell in _cells(line, parted_by)]
-            known = {metric for metric in metrics if metric}
-            if len(known) >= 2 and known & IDENTITIES and known - IDENTITIES:
+            if metrics := _heading(_cells(line, parted_by)):
                 self._metrics, self._parted_by = metrics, parted_by
             return None
         return sample_of((metric, cell) for metric, cell in zip(self._metrics, cells, strict=True) if metric)
+
+
+def _heading(cells: list[str]) -> list[str | None]:
+    """The metrics of a heading's cells, a device's name and a value at the least; [] for all other lines."""
+    metrics: list[str | None] = []
+    others = len(cells) - 2
+    for cell in cells:
+        metrics.append(metric_of(cell))
+        others -= metrics[-1] is None
+        if others < 0:
+            return []  # most lines with a comma: seen by their first cells
+    known = {metric for metric in metrics if metric}
+    return metrics if known & IDENTITIES and known - IDENTITIES else []
 
 
 def _cells(line: str, parted_by: str) -> list[str]:
@@ -230,7 +242,9 @@ class Sections:
             ended = self.end()
             self._named = [("pci", begin["pci"])]
             return True, ended
-        match = _Q_LINE.match(line) if self._named else None
+        if not self._named:
+            return False, None
+        match = _Q_LINE.match(line)
         if match is None:
             return False, self.end() if line.strip() else None
         depth, name = len(match["indent"]), key_of(match["name"])

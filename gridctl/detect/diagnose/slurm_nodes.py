@@ -2,25 +2,25 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 import msgspec
 
+from gridctl.detect.diagnose.documents import documents, looks_like_json
 from gridctl.detect.diagnose.reading import (
     bare,
-    documents,
     field,
     hosts_in,
-    lines_of,
-    looks_like_json,
-    mentions,
     ranks_in,
     rows_of,
 )
 from gridctl.detect.diagnose.slurm_states import State, parse_state
+from gridctl.detect.diagnose.texts import all_lines, holds, lines_with
 from gridctl.model.diagnosis import Material
 
 NODES_MAX = 100_000
 _SINFO_CHARS_MAX = 4_000_000
+_HEAD_LINES = 20
 _STAMP = re.compile(r" ?\[(?P<user>[\w.@+-]{1,64})@(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\]\s*$")
 _AFTER_REASON = re.compile(r" (?:Comment|AdminComment|Extra|InstanceId|InstanceType)=")
 _INDICES = re.compile(r"gpu(?::[\w.-]{1,40})?:\d{1,4}\(IDX:(?P<indices>[\d,-]{1,200})\)")
@@ -78,24 +78,18 @@ def count_changes(materials: Sequence[Material]) -> dict[str, CountChanged]:
     """By node: what slurmctld's log says of a changed number of GPUs."""
     found: dict[str, CountChanged] = {}
     for material in materials:
-        if "Count changed on node" not in material.text:
-            continue
-        for line in lines_of(material.text):
-            if (
-                "Count changed" in line
-                and (match := _CTLD_COUNT.match(bare(line)))
-                and len(found) < NODES_MAX
-            ):
+        for line in lines_with(material, "Count changed on node"):
+            if (match := _CTLD_COUNT.match(bare(line))) and len(found) < NODES_MAX:
                 found[match["node"]] = CountChanged(match["node"], int(match["want"]), int(match["seen"]))
     return found
 
 
 def _scontrol(material: Material) -> Iterator[Node]:
     """`scontrol show node`, also with -o: a record begins where a line begins with NodeName=."""
-    if "NodeName=" not in material.text:
+    if not holds(material, "NodeName="):
         return
     record: list[str] = []
-    for line in lines_of(material.text):
+    for line in all_lines(material):
         if line.lstrip().startswith("NodeName="):
             yield from _record(record)
             record = [line]
@@ -152,10 +146,8 @@ def without_stamp(text: str) -> tuple[str, str]:
 
 
 def _json(material: Material) -> Iterator[Node]:
-    if not mentions(material.text, "state") or not looks_like_json(material.text):
-        return
     described = False
-    for document in documents(material):
+    for document in documents(material, "state"):
         nodes = field(document, "nodes", "sinfo") if isinstance(document, dict) else None
         if isinstance(nodes, dict):
             nodes = [{"name": name, **node} for name, node in nodes.items() if isinstance(node, dict)]
@@ -163,12 +155,12 @@ def _json(material: Material) -> Iterator[Node]:
             if isinstance(node, dict):
                 described = True
                 yield from _rest(node)
-    if not described:
+    if not described and looks_like_json(material):
         yield from _json_rows(material)
 
 
 def _json_rows(material: Material) -> Iterator[Node]:
-    for row in rows_of(material):
+    for row in rows_of(material, "state"):
         if any(row.get(key) is not None for key in _DEVICE_KEYS):
             continue
         value = row.get("state", "node_state")
@@ -204,21 +196,33 @@ def _rest(node: dict[str, object]) -> Iterator[Node]:
 
 def _sinfo(material: Material) -> Iterator[Node]:
     """sinfo with a heading, in any order of columns; or two columns without one, names and states."""
-    if looks_like_json(material.text):
+    if looks_like_json(material):
         return
-    lines = [line for line in lines_of(material.text[:_SINFO_CHARS_MAX]) if line.strip()]
-    heads = [at for at, line in enumerate(lines[:20]) if _heading(line)]
+    rows = (line for line in _first_lines(material) if line.strip())
+    first = list(islice(rows, _HEAD_LINES))
+    heads = [at for at, line in enumerate(first) if _heading(line)]
     if heads:
-        head = _heading(lines[heads[0]])
-        for line in lines[heads[0] + 1 :]:
+        head = _heading(first[heads[0]])
+        for line in chain(first[heads[0] + 1 :], rows):
             yield from _columns(head, line)
         return
-    lines = [line for line in lines[:NODES_MAX] if not line.startswith("#")]
-    for some in (lines[:50], lines):  # most texts are no such list: the first lines tell
+    listed = (line for line in islice(chain(first, rows), NODES_MAX) if not line.startswith("#"))
+    some = list(islice(listed, 50))
+    for more in (some, listed):  # most texts are no such list: the first lines tell
+        some = some if more is some else [*some, *more]
         found = [pair for pair in map(_pair, some) if pair is not None]
         if not found or len(found) < 0.8 * len(some):
             return
     yield from found
+
+
+def _first_lines(material: Material) -> Iterator[str]:
+    chars = 0
+    for line in all_lines(material):
+        chars += len(line) + 1
+        if chars > _SINFO_CHARS_MAX:
+            return
+        yield line
 
 
 def _heading(line: str) -> list[str]:
@@ -271,11 +275,7 @@ def _pair(line: str) -> Node | None:
 
 def _controller_log(material: Material) -> Iterator[Node]:
     """slurmctld's log: a state that it sets, with the reason."""
-    if not any(word in material.text for word in _CTLD_WORDS):
-        return
-    for line in lines_of(material.text):
-        if not any(word in line for word in _CTLD_WORDS):
-            continue
+    for line in lines_with(material, *_CTLD_WORDS):
         message = bare(line)
         if match := _CTLD_STATE.match(message):
             state = parse_state(match["state"])

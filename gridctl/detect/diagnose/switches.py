@@ -10,6 +10,7 @@ from gridctl.detect.policy.hardware import hardware
 from gridctl.model.diagnosis import Diagnosis
 
 _EVENTS_MAX = 1024
+_ALL_EVENTS_MAX = 65_536
 _FEW = 3
 
 
@@ -30,6 +31,7 @@ class Switches:
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._found: dict[str, dict[str, _Found]] = {}  #: node -> rule -> what was found
+        self._events = 0  #: of all nodes
         self._headlines: set[tuple[str, str, int]] = set()
 
     def take(self, host: str, when: When, error: SwitchError, message: str) -> None:
@@ -51,12 +53,13 @@ class Switches:
             found.evidence.append(clean(message))
         event: dict[str, object] = {"sxid": error.sxid, "pci": error.pci or None, "switch": error.switch}
         event |= {"link": error.link} | ({"node": host} if host else {})
-        if len(found.events) < _EVENTS_MAX:
+        if len(found.events) < _EVENTS_MAX and self._events < _ALL_EVENTS_MAX:
+            self._events += (error.pci, error.sxid, error.link) not in found.events
             found.events.setdefault((error.pci, error.sxid, error.link), event)
 
     def reboot(self, host: str) -> None:
         """What was before the boot is history."""
-        self._found.pop(host, None)
+        self._events -= sum(len(found.events) for found in self._found.pop(host, {}).values())
 
     def findings(self, suspect: str) -> Iterator[Diagnosis]:
         """`suspect`: address of a GPU that no tool reaches, or "": it is what a fatal error has hit."""

@@ -6,13 +6,14 @@ header stands at its beginning.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from gridctl.detect.diagnose.reading import bare, lines_of, log_lines
-from gridctl.detect.diagnose.ruling import rule_says
+from gridctl.detect.diagnose.reading import bare, log_lines
+from gridctl.detect.diagnose.ruling import SHOWN_CHARS_MAX, rule_says
+from gridctl.detect.diagnose.texts import all_lines, holds
 from gridctl.model.diagnosis import Diagnosis, Material
 
 _RANK_LABEL = re.compile(r"(?:^|\s)\[(?:rank|default)(\d{1,7})\]:")
@@ -42,6 +43,8 @@ _WORDS = ("ProcessGroup", "Detected mismatch between collectives")
 #: Operations in which all ranks give as many elements.
 _EVEN = {"ALLREDUCE", "ALLREDUCE_COALESCED", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "BARRIER"}
 _RANKS_MAX = 262_144
+#: Of all groups together.
+_MEMBERS_MAX = 1_000_000
 _RAS_ROW = re.compile(
     r"\s*\d{1,6}(?:\s+[\d-]{1,12}){3,8}\s+(?P<status>[A-Z]{3,12})\s+(?P<errors>[A-Z]{2,16})\s*"
 )
@@ -64,9 +67,10 @@ class Watch(msgspec.Struct):
     """What the watchdogs of all ranks told."""
 
     groups: dict[str, dict[int, _Rank]] = {}  #: group -> rank -> its counters
+    members: int = 0  #: of all groups
     timeout_lines: int = 0
     first: str = ""
-    stuck: dict[int, str] = {}  #: rank -> line
+    stuck: dict[int, str] = {}  #: rank -> line, of the first one only
     stuck_lines: int = 0
     mismatch: dict[int, str] = {}  #: rank -> line
     ras: dict[str, int] = {}  #: errors column of NCCL's RAS table -> communicators
@@ -98,8 +102,8 @@ def read(materials: Sequence[Material]) -> Watch:
     for material in materials:
         for line in log_lines(material, *_WORDS):
             _line(watch, line)
-        if "Communicators..." in material.text and "Job summary" in material.text:
-            _ras_table(watch, material.text)
+        if holds(material, "Communicators...") and holds(material, "Job summary"):
+            _ras_table(watch, all_lines(material))
     return watch
 
 
@@ -108,7 +112,7 @@ def _line(watch: Watch, line: str) -> None:
     message = bare(line)
     if match := _MISMATCH.match(message):
         if len(watch.mismatch) < _RANKS_MAX:
-            watch.mismatch.setdefault(int(match[1]), message)
+            watch.mismatch.setdefault(int(match[1]), message[:SHOWN_CHARS_MAX])
         return
     head = _HEAD.match(message)
     if head is None:
@@ -123,16 +127,19 @@ def _line(watch: Watch, line: str) -> None:
     elif _STUCK.match(text):
         watch.stuck_lines += 1
         if len(watch.stuck) < _RANKS_MAX:
-            watch.stuck.setdefault(rank, message)
+            watch.stuck.setdefault(rank, "" if watch.stuck else message)
 
 
 def _counters(watch: Watch, group: str, rank: int, text: str) -> None:
     if len(watch.groups) > 4096 and group not in watch.groups:
         return
     ranks = watch.groups.setdefault(group, {})
-    if len(ranks) >= _RANKS_MAX and rank not in ranks:
-        return
-    known = ranks.setdefault(rank, _Rank())
+    if rank not in ranks:
+        if watch.members >= _MEMBERS_MAX:
+            return
+        watch.members += 1
+        ranks[rank] = _Rank()
+    known = ranks[rank]
     if match := _ENQUEUED.search(text):
         known.enqueued = max(known.enqueued, int(match[1]))
     if match := _COMPLETED.search(text):
@@ -221,8 +228,8 @@ def _odd_operation(ranks: dict[int, _Rank]) -> list[int]:
     return []
 
 
-def _ras_table(watch: Watch, text: str) -> None:
-    for line in lines_of(text):
+def _ras_table(watch: Watch, table: Iterable[str]) -> None:
+    for line in table:
         if row := _RAS_ROW.fullmatch(line):
             watch.ras[row["errors"]] = watch.ras.get(row["errors"], 0) + 1
         elif (dead := _RAS_DEAD.match(line)) and len(watch.ras_dead) < 4096:
