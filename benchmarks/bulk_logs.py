@@ -1,6 +1,6 @@
 """How long `gridctl diagnose` takes for a large log, and how much memory, beside only reading it.
 
-usage: python benchmarks/bulk_logs.py [MB ...]          default: 100 1000
+usage: python benchmarks/bulk_logs.py [MB ...]          default: 100
 
 For each size a kernel log and a job's log (torch, NCCL, the program's own lines) are written into a temporary
 folder. Most lines are of no interest; one in fifty tells of a fault. Floor: a Python that reads the same file
@@ -99,7 +99,7 @@ def row(what: str, size_mb: float, took: tuple[float, float], floor_s: float) ->
 
 
 def main() -> None:
-    sizes_mb = [int(argument) for argument in sys.argv[1:]] or [100, 1000]
+    sizes_mb = [int(argument) for argument in sys.argv[1:]] or [100]
     print(f"load at the start: {os.getloadavg()[0]:.1f}\n")
     print("| log | time | speed | times the floor | peak resident |\n|---|---|---|---|---|")
     logs = (
