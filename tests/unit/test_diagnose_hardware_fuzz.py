@@ -178,9 +178,9 @@ def test_time_grows_no_faster_than_the_log(form: str) -> None:
             {"n": n, "pci": PCI[n % len(PCI)], "name": f"job{n}", "text": TEXTS[n % 9]} for n in range(count)
         ]
         text = "\n".join(f"[ {n}.5] " * (n % 3) + form.format(**word) for n, word in enumerate(words))
-        begin = time.perf_counter()
+        begin = time.process_time()
         diagnosed(text)
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     assert cost_s(3000) < 100 * max(min(cost_s(300) for _ in range(2)), 0.004)
 

@@ -191,9 +191,9 @@ def test_time_grows_no_faster_than_the_line(filler: str) -> None:
         line = f"[ 1.5] NVRM: Xid (PCI:0000:3b:00): 154, pid=1, name={filler * count}"
         best = 1.0
         for _ in range(5):
-            begin = time.perf_counter()
+            begin = time.process_time()
             events(line)
-            best = min(best, time.perf_counter() - begin)
+            best = min(best, time.process_time() - begin)
         return best
 
     assert cost_s(200_000) < 2000 * max(cost_s(200), 5e-6)
