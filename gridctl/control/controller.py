@@ -422,12 +422,16 @@ class Controller:
     async def _propose(self, incident: Incident, decision: Decision) -> bool:
         """A plan for a decision to swap; a site that has armed it gets it applied as well. False: not now."""
         open_plan = self.ledger.open_plan(incident.id, time.time())
+        if self._unplanned.get(incident.id) == "stale-plan" and open_plan and open_plan.who == PROPOSER:
+            open_plan = None
         if open_plan and (open_plan.who != PROPOSER or not self.policy.auto):
             return True
         try:
             choice = self.assessor.weigh(self.ledger.incident(incident.id))
             devices = [decision.device] if choice.action == "evacuate_device" else []
-            wish = Request(node=decision.node, devices=devices, incident=incident.id, who=PROPOSER)
+            wish = Request(
+                node=decision.node, job=decision.job, devices=devices, incident=incident.id, who=PROPOSER
+            )
             plan = open_plan or await self.plan(wish)
             # What brings a job that stands on again is a recovery: no cap holds it back.
             if self.policy.auto and not self.read_only and (plan.standing or choice.automatic):

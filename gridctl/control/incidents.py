@@ -22,9 +22,16 @@ class Incidents:
     def get(self, incident: str) -> Incident | None:
         return self._all.get(incident)
 
-    def open_on(self, node: str) -> Incident | None:
-        """The newest open incident of a node that began with a finding."""
-        return next((i for i in self._open() if i.node == node and i.kind != "manual"), None)
+    def open_on(self, node: str, job: str = "") -> Incident | None:
+        """The newest open incident of a node that began with a finding and is of no other job than `job`."""
+        return next(
+            (
+                i
+                for i in self._open()
+                if i.node == node and i.kind != "manual" and (not job or i.job in ("", job))
+            ),
+            None,
+        )
 
     def open_for(self, node: str, job: str) -> Incident | None:
         """The newest open incident to which a plan for `job` to leave `node` belongs."""

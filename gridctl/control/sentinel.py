@@ -75,8 +75,9 @@ class Sentinel:
     def nodes_changed(self, nodes: Iterable[Node]) -> None:
         """What detection should know of the fleet. Raises `Refused` if the journal cannot be written."""
         nodes = list(nodes)
-        for found in self._standing.look(jobs(nodes), self._now_unix_s()):
-            self._said(found)
+        found = self._standing.look(jobs(nodes), self._now_unix_s())
+        for output in found:
+            self._said(output)
         for node in nodes:
             if node.status:
                 self._watch.update(watched(node))
@@ -139,6 +140,8 @@ class Sentinel:
     def _said(self, output: Output) -> None:
         data: dict[str, Any] = msgspec.to_builtins(output)
         key = [data["type"], output.node, output.device, output.kind, output.rule, output.t_unix_s]
+        if output.job:  # several ranks of a job, or of several jobs, may have died there at once
+            key += [output.job, *output.why[:1]]
         if tuple(key) in self._ledger.said:
             return
         incident = self._incident(output)
@@ -152,7 +155,7 @@ class Sentinel:
     def _incident(self, output: Output) -> Incident | None:
         """The open incident of the node; a finding that weighs opens one."""
         incidents = self._ledger.incidents
-        known = incidents.open_on(output.node)
+        known = incidents.open_on(output.node, output.job)
         weighs = SEVERITIES.index(output.severity) >= SEVERITIES.index("warning")
         if known or not (isinstance(output, Decision) or (isinstance(output, Finding) and weighs)):
             return known
@@ -166,6 +169,7 @@ class Sentinel:
                 "state": "open",
                 "kind": output.kind,
                 "node": output.node,
+                "job": output.job,
                 "title": f"{output.kind} on {where}",
                 "t_unix_s": output.t_unix_s,
             },
