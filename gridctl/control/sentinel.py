@@ -75,7 +75,9 @@ class Sentinel:
     def nodes_changed(self, nodes: Iterable[Node]) -> None:
         """What detection should know of the fleet. Raises `Refused` if the journal cannot be written."""
         nodes = list(nodes)
-        found = self._standing.look(jobs(nodes), self._now_unix_s())
+        heard = all(node.status for node in nodes)
+        found = self._standing.look(jobs(nodes), self._now_unix_s(), heard=heard)
+        self._settle()
         for output in found:
             self._said(output)
         for node in nodes:
@@ -116,6 +118,17 @@ class Sentinel:
         for task in self._proposals:
             task.cancel()
         await asyncio.gather(*self._proposals, return_exceptions=True)
+
+    def _settle(self) -> None:
+        """Closes the incidents of deaths whose job goes on or is over; a run that has not ended closes its
+        own."""
+        unended = set(self._ledger.unended())
+        for incident in self._ledger.incidents.all():
+            if incident.state != "open" or incident.kind != RANK_DIED or not incident.job:
+                continue
+            fate = self._standing.fate(incident.job)
+            if fate and not unended.intersection(incident.runs):
+                close_incident(self._ledger, incident.id, f"{incident.job}: {fate}")
 
     async def _until_proposed(self, incident: Incident, decision: Decision) -> None:
         """Asks once; for a job that stands until there is a plan: its ranks wait, and a spare may come."""

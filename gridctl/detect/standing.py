@@ -40,13 +40,16 @@ class Standing:
         self._deaths: dict[str, _Death] = {}
         self._waiting: list[Finding] = []
         self._fates: dict[str, str] = {}  #: job -> what has become of it
+        self._seen: set[str] | None = None  #: all jobs that there are; None: not all are known
 
-    def look(self, jobs: Iterable[Job], now_unix_s: float) -> list[Finding | Decision]:
-        """Takes all jobs as they are now; afterwards `fate` and `findings` answer."""
-        self._waiting, self._fates = [], {}
+    def look(self, jobs: Iterable[Job], now_unix_s: float, *, heard: bool = True) -> list[Finding | Decision]:
+        """Takes all jobs as they are now; afterwards `fate` and `findings` answer. `heard`: every node has
+        told what it has, so what nobody reports is not there."""
         known = {job.name: job for job in jobs}
+        self._waiting, self._fates, self._seen = [], {}, set(known) if heard else None
         for name in self._deaths.keys() - known.keys():
             del self._deaths[name]
+            self._fates[name] = ENDED
         return [output for job in known.values() for output in self._look(job, now_unix_s)]
 
     def stands(self, decision: Decision) -> bool:
@@ -58,11 +61,8 @@ class Standing:
         return [found for found in self._waiting if found.node == node]
 
     def fate(self, job: str) -> str:
-        """What has become of a job that stood; "" while it stands, or while that is not known.
-
-        Of a job that nobody reports: whoever asks knows whether everybody was heard.
-        """
-        return self._fates.get(job, "")
+        """What has become of a job that stood; "" while it stands, or while that is not known."""
+        return ENDED if self._seen is not None and job not in self._seen else self._fates.get(job, "")
 
     def _look(self, job: Job, now_unix_s: float) -> Iterator[Finding | Decision]:
         before = self._of_this_run(job)
@@ -87,7 +87,7 @@ class Standing:
     def _of_this_run(self, job: Job) -> _Death | None:
         """The last death of the run that the job is in; what has become of the job is noted."""
         alive, death = _alive(job), self._deaths.get(job.name)
-        over = not alive or (death is not None and not death.others & alive)
+        over = not death.others & alive if death else self._seen is not None and not alive
         if over:
             self._fates[job.name] = ENDED
         elif job.state == "training":

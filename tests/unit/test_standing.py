@@ -133,12 +133,16 @@ def test_what_becomes_of_a_job_that_stood() -> None:
         ([job("lost", dead={1})], ENDED),
         ([job("finished", epoch=1, moved={1: 1})], ENDED),
         ([job("incomplete", run="b", dead={0, 1, 2, 3})], ENDED),
-        ([], ""),
+        ([], ENDED),
     ):
         standing = Standing()
         standing.look([job("standing", dead={1})], 1.0)
-        standing.look(now, 2.0)
+        standing.look(now, 2.0, heard=False)  # a node that never answers is in nobody's way
         assert standing.fate("lm") == fate, now
+    for now in ([], [job("lost", dead={1})]):
+        standing = Standing()
+        standing.look(now, 1.0, heard=False)
+        assert standing.fate("lm") == "", "a controller that has just begun does not know yet"
 
 
 def test_a_process_that_was_given_up_and_is_back_can_die_again() -> None:
