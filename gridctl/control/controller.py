@@ -433,8 +433,9 @@ class Controller:
                 node=decision.node, job=decision.job, devices=devices, incident=incident.id, who=PROPOSER
             )
             plan = open_plan or await self.plan(wish)
-            # What brings a job that stands on again is a recovery: no cap holds it back.
-            if self.policy.auto and not self.read_only and (plan.standing or choice.automatic):
+            if plan.standing:  # the plan has asked all nodes anew: a spare may have come
+                choice = self.assessor.weigh(self.ledger.incident(incident.id))
+            if self.policy.auto and not self.read_only and choice.automatic:
                 reason = decision.why[0] if decision.why else decision.kind
                 await self.apply(plan.id, Gate(digest=plan.digest, who="policy", reason=reason, yes=True))
         except Refused as error:

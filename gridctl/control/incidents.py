@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from gridagent.journal import Record
+from gridctl.model.actions import RECOVER
 from gridctl.model.plans import Plan
 from gridctl.model.runs import Incident, Moment
 
@@ -136,5 +137,7 @@ def _told(record: Record) -> str:
 
 
 def _because(what: str, data: dict[str, Any]) -> str:
+    """Of a job that stands all is told: how long it waits, what is to be done, and why perhaps not."""
     why = data.get("why") or []
-    return f"{what}: {why[0]}" if why else what
+    told = why if data.get("action") == RECOVER else why[:1]
+    return f"{what}: {'. '.join(told)}" if told else what

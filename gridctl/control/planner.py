@@ -11,6 +11,7 @@ from gridagent.wire import OpRequest, SessionReport
 from gridctl.control.assessor import Assessor
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
+from gridctl.control.sentinel import Sentinel
 from gridctl.errors import Refused
 from gridctl.model.fleet import Node
 from gridctl.model.plans import Move, Plan, Request
@@ -30,6 +31,7 @@ class World(Protocol):
     lease: FleetLease
     policy: Policy
     assessor: Assessor
+    sentinel: Sentinel
 
     async def survey(self, names: set[str]) -> Mapping[str, Node]:
         """All nodes; those that ever answered and `names` were asked just now."""
@@ -68,6 +70,7 @@ async def make_plan(world: World, request: Request) -> Plan:
         now_unix_s=time.time(),
         rates=world.ledger.cut_rates(),
         forecasts=world.assessor.forecasts({request.node, selection.moves[0].target.node}),
+        warnings=world.sentinel.warnings(selection.job.name),
     )
     if opened:
         what = f"{', '.join(plan.devices)} of {plan.node}" if plan.devices else plan.node

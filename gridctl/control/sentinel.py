@@ -111,8 +111,12 @@ class Sentinel:
         return self._watch.verdict(node)
 
     def findings(self, node: str) -> list[Finding]:
-        """What detection knows of a node at present."""
-        return self._watch.findings(node)
+        """What detection knows of a node at present, and of the jobs that stand for want of ranks there."""
+        return self._standing.findings(node) + self._watch.findings(node)
+
+    def warnings(self, job: str) -> list[str]:
+        """What whoever brings a job on again that stands should know before."""
+        return self._standing.warnings(job)
 
     async def close(self) -> None:
         for task in self._proposals:

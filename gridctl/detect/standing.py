@@ -1,15 +1,17 @@
-"""Jobs that stand because a rank's process has died: the others hold the step and wait, but not for ever."""
+"""Jobs that stand because a rank's process has died: the others hold the step and wait, but not for ever.
+
+The fault of such a finding is "unknown"; "app" where a person should look at the job before anything else.
+"""
 
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from gridctl.model.actions import RECOVER
 from gridctl.model.findings import Decision, Finding
 from gridctl.model.fleet import GIVEN_UP, Job, Rank
 
 RANK_DIED = "rank_died"
-#: What such findings ask for; their fault is "app" where a person should look at the job first.
-RECOVER = "recover_rank"
 RULE = "job.stands"
 #: What becomes of a job that stood.
 GOES_ON = "the job trains again"
@@ -60,6 +62,12 @@ class Standing:
         """What was said of the dead on a node, as far as their jobs stand now."""
         return [found for found in self._waiting if found.node == node]
 
+    def warnings(self, job: str) -> list[str]:
+        """What speaks against bringing a job on that stands now."""
+        death = self._deaths.get(job)
+        waits = any(found.job == job for found in self._waiting)
+        return [_killed_before(death.step)] if death and death.again and waits else []
+
     def fate(self, job: str) -> str:
         """What has become of a job that stood; "" while it stands, or while that is not known."""
         return ENDED if self._seen is not None and job not in self._seen else self._fates.get(job, "")
@@ -106,6 +114,10 @@ def _alive(job: Job) -> frozenset[str]:
     return frozenset(rank.session for rank in job.ranks if rank.state in _ALIVE)
 
 
+def _killed_before(step: int) -> str:
+    return f"step {step} has killed a process before: look at the job's own log first"
+
+
 def _found(job: Job, rank: Rank, now_unix_s: float, again: bool) -> Finding:
     waiting = ", ".join(str(other.rank) for other in job.ranks if other.state == "standing")
     why = [
@@ -114,7 +126,7 @@ def _found(job: Job, rank: Rank, now_unix_s: float, again: bool) -> Finding:
         f"gridctl swap plan {rank.node}: a new process takes the rank, no step is lost",
     ]
     if again:
-        why.append(f"step {job.step} has killed a process before: look at the job's own log first")
+        why.append(_killed_before(job.step))
     return Finding(
         t_unix_s=now_unix_s,
         node=rank.node,

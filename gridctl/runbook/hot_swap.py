@@ -53,9 +53,10 @@ def build(
     now_unix_s: float,
     rates: Sequence[tuple[int, float]] = (),
     forecasts: Mapping[str, Forecast] | None = None,
+    warnings: Sequence[str] = (),
 ) -> Plan:
     """The sealed plan. `reports` and `launches` belong to the moves, in their order; `ids` are those of
-    plan, hand-over and incident. Raises `Refused` where a session says that it cannot be moved."""
+    plan, hand-over and incident; `warnings` are the plan's first notes. Raises `Refused` where a session says that it cannot be moved."""
     plan_id, handover, incident = ids
     request, job, moves = selection.request, selection.job, selection.moves
     reports = [
@@ -91,7 +92,7 @@ def build(
             bit_identical=not blockers,
             standing=selection.standing,
             blockers=blockers,
-            notes=_notes(selection, nodes),
+            notes=[*warnings, *_notes(selection, nodes)],
         )
     )
 

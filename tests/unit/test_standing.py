@@ -109,8 +109,11 @@ def test_whoever_dies_in_the_step_that_killed_twice_is_for_a_person() -> None:
     ]
     assert [(type(out), out.node) for out in both] == [(Finding, "n1"), (Finding, "n2")]
     assert all("has killed a process before" in out.why[-1] for out in both)
+    assert standing.warnings("lm") == [both[0].why[-1]]
+    assert standing.warnings("other") == []
     standing.look([job("training", 12, epoch=2, moved={1: 2, 2: 2})], 5.0)
     assert told(standing.look([job("standing", 12, {1}, epoch=2, moved={1: 2, 2: 2})], 6.0)) == DIED_1
+    assert standing.warnings("lm") == []
 
 
 def test_two_jobs_on_one_node_are_told_apart() -> None:
