@@ -56,7 +56,8 @@ def build(
     warnings: Sequence[str] = (),
 ) -> Plan:
     """The sealed plan. `reports` and `launches` belong to the moves, in their order; `ids` are those of
-    plan, hand-over and incident; `warnings` are the plan's first notes. Raises `Refused` where a session says that it cannot be moved."""
+    plan, hand-over and incident; `warnings` are the plan's first notes. Raises `Refused` where a session
+    says that it cannot be moved."""
     plan_id, handover, incident = ids
     request, job, moves = selection.request, selection.job, selection.moves
     reports = [

@@ -4,8 +4,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from runbook_world import fleet, plan_for, rank, report, spare
+from runbook_world import World, fleet, plan_for, rank, report, spare
 
+from gridagent.wire import CutReport
 from gridctl.errors import Refused
 from gridctl.model.fleet import Node, jobs
 from gridctl.model.plans import Plan
@@ -124,3 +125,48 @@ def test_how_a_recovery_ended_is_read_off_its_ranks() -> None:
     new = {"n1": {"ranks": [rank(0, epoch=1)]}, "n3": {"ranks": [rank(2, epoch=1)]}}
     moved = nodes(**new, n4={"ranks": [rank(1, session="spare", epoch=1)]})
     assert settled(context(plan, moved), final=False).code == "committed"  # type: ignore[union-attr]
+
+
+def test_after_a_return_the_others_still_stand_and_nobody_says_that_they_train() -> None:
+    plan = plan_for(nodes())
+    step = next(s for s in plan.steps if s.name == "cut")
+    cut = CutReport(handover="h1", outcome="returned", epoch=2, boundary_step=60, reason="target:1 is gone")
+    said = CHECKS["committed"](
+        Context(plan=plan, step=step, values=[msgspec.to_builtins(cut)], nodes=nodes())
+    )
+    assert said is not None
+    assert said.text == "target:1 is gone; the others still stand, now in epoch 2"
+    for state in ("standing", "training"):  # they try the step once, and stand again
+        back = {"n1": {"ranks": [standing(0, epoch=2)]}, "n3": {"ranks": [standing(2, epoch=2, state=state)]}}
+        seen = settled(context(plan, nodes(**back)), final=False)
+        assert seen is not None
+        assert (seen.code, seen.text.endswith("the others still stand, now in epoch 2")) == (
+            "target-lost",
+            True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("silent", "stopped", "told"),
+    [
+        ("n1", "", "rank 0 of lm is on n1, which does not answer"),
+        ("", "n1", "rank 0 of lm on n1 (process 100) has not come to stand"),
+    ],
+)
+def test_who_is_missing_among_those_that_stand_is_named(silent: str, stopped: str, told: str) -> None:
+    found = nodes(**({stopped: {"ranks": [rank(0)]}} if stopped else {}))
+    if silent:
+        found[silent] = msgspec.structs.replace(found[silent], reachable=False, error="no answer")
+    with pytest.raises(Refused) as refused:
+        plan_for(found)
+    texts = [blocker.text for blocker in refused.value.blockers]
+    assert told in texts[0]
+    assert not any("is standing" in text for text in texts)
+
+
+def test_a_rank_that_ended_in_the_watch_is_where_jobs_says_it_is() -> None:
+    world = World(plan_for(fleet()), lost_after=[1])
+    world.to_the_end()
+    text = next(data["text"] for _, data in world.journal if data.get("code") == "job-lost")
+    assert "`gridctl jobs lm` names the node" in text
+    assert "swap plan n2" not in text
