@@ -178,9 +178,9 @@ class _Scene:
         return [f for f in found if f.action != RECOVER or f.job == stands], stands
 
     def _wanting(self, name: str) -> tuple[Job | None, list[Rank]]:
-        """A job that stands, and its ranks without a process, wherever they were: one plan is for all."""
+        """A job that stands, and its ranks without a process that anybody knows of: one plan is for all."""
         job = self._jobs.get(name)
-        return job, [rank for rank in job.ranks if rank.state in GIVEN_UP] if job else []
+        return job, [rank for rank in job.ranks if rank.state in (*GIVEN_UP, "unknown")] if job else []
 
     def _run_on(self, job: str) -> str:
         ledger = self._world.ledger

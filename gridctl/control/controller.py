@@ -227,6 +227,7 @@ class Controller:
                 [b for node in nodes.values() for b in preflight.of_node(node, plan.job, self.policy)]
             )
             gates.check_fresh(plan, time.time(), nodes)
+            gates.check_silent(plan, await self.look({plan.node}))
             run = f"r-{secrets.token_hex(4)}"
             await self.take_lease(run)
             try:

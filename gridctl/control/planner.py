@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from gridagent.wire import OpRequest, SessionReport
+from gridagent.wire import LaunchSpec, OpRequest, SessionReport
 from gridctl.control.assessor import Assessor
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
@@ -18,7 +18,7 @@ from gridctl.model.plans import Move, Plan, Request
 from gridctl.model.policy import Policy
 from gridctl.ports.agents import AgentRefused, Agents, AgentUnreachable
 from gridctl.runbook.hot_swap import build
-from gridctl.runbook.selection import select
+from gridctl.runbook.selection import Selection, select
 
 DESCRIBE_S = 15.0
 
@@ -52,10 +52,7 @@ async def make_plan(world: World, request: Request) -> Plan:
     incident = request.incident or (known.id if known else opened)
     try:
         reports = [await _describe(world, plan_id, move) for move in selection.moves]
-        launches = [
-            await world.agents.launch(move.origin_url, selection.job.name, move.rank)
-            for move in selection.moves
-        ]
+        launches = [await _launch(world, selection, move) for move in selection.moves]
     except AgentUnreachable as error:
         raise Refused("node-unreachable", f"{error}: unknown, not failed; nothing was changed") from None
     except AgentRefused as error:
@@ -87,6 +84,22 @@ async def make_plan(world: World, request: Request) -> Plan:
         )
     world.ledger.append("plan", {"incident": incident, "plan": msgspec.to_builtins(plan)})
     return plan
+
+
+async def _launch(world: World, selection: Selection, move: Move) -> LaunchSpec:
+    """How a rank was started; of a dead one whose node does not know any more, how its deputy was.
+
+    Raises `AgentRefused`, `AgentUnreachable`.
+    """
+    job = selection.job.name
+    if not selection.request.assume_dead or move.origin != selection.request.node:
+        try:
+            return await world.agents.launch(move.origin_url, job, move.rank)
+        except AgentRefused as error:
+            if error.code != "not-found" or not move.dead:
+                raise
+    deputy = selection.deputy(move)
+    return await world.agents.launch(deputy.url, job, deputy.rank)
 
 
 async def _describe(world: World, plan_id: str, move: Move) -> SessionReport:

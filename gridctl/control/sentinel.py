@@ -13,7 +13,7 @@ from gridctl.control.ledger import Ledger
 from gridctl.control.steplog import StepLog
 from gridctl.detect.ingest import Ingest
 from gridctl.detect.policy import DetectPolicy, builtin
-from gridctl.detect.standing import RANK_DIED, Standing
+from gridctl.detect.standing import KINDS, RANK_DIED, Standing
 from gridctl.detect.watch import Watch
 from gridctl.model.findings import SEVERITIES, Decision, Finding, Output, Verdict, WatchedNode
 from gridctl.model.fleet import Node, jobs
@@ -128,7 +128,7 @@ class Sentinel:
         own."""
         unended = set(self._ledger.unended())
         for incident in self._ledger.incidents.all():
-            if incident.state != "open" or incident.kind != RANK_DIED or not incident.job:
+            if incident.state != "open" or incident.kind not in KINDS or not incident.job:
                 continue
             fate = self._standing.fate(incident.job)
             if fate and not unended.intersection(incident.runs):

@@ -1,6 +1,7 @@
 """Jobs that stand because a rank's process has died: the others hold the step and wait, but not for ever.
 
-The fault of such a finding is "unknown"; "app" where a person should look at the job before anything else.
+The fault of such a finding is "unknown"; "app" where a person should look at the job before anything else,
+"monitor" where a rank's node does not answer, so that its process may live.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,9 @@ from gridctl.model.findings import Decision, Finding
 from gridctl.model.fleet import GIVEN_UP, Job, Rank
 
 RANK_DIED = "rank_died"
+#: Its node does not answer: unknown, not failed. Nothing is decided then.
+RANK_SILENT = "rank_silent"
+KINDS = (RANK_DIED, RANK_SILENT)
 RULE = "job.stands"
 #: What becomes of a job that stood.
 GOES_ON = "the job trains again"
@@ -78,15 +82,25 @@ class Standing:
             return
         told = dict(before.told) if before else {}
         dead = [rank for rank in job.ranks if rank.state in GIVEN_UP]
-        fresh = [rank for rank in dead if rank.session not in told]
+        silent = [rank for rank in job.ranks if rank.state == "unknown"]
+        fresh = [rank for rank in dead if not _has_died(told.get(rank.session))]
+        doubted = [rank for rank in silent if rank.session not in told]
         again = before is not None and before.step == job.step and (before.again or before.epoch < job.epoch)
         found = {rank.session: _found(job, rank, now_unix_s, again) for rank in fresh}
+        found |= {rank.session: _silent(job, rank, now_unix_s) for rank in doubted}
         told |= found
         if fresh:
-            self._deaths[job.name] = _Death(
-                epoch=job.epoch, step=job.step, again=again, told=told, others=_alive(job)
-            )
+            before = _Death(epoch=job.epoch, step=job.step, again=again, told=told, others=_alive(job))
+        elif doubted:
+            before = before or _Death(epoch=-1, step=-1, again=False, told={}, others=_alive(job))
+            before = msgspec.structs.replace(before, told=told)
+        if before is not None:
+            self._deaths[job.name] = before
         self._waiting += [told[rank.session] for rank in dead]
+        self._waiting += [
+            _silent(job, rank, now_unix_s) if _has_died(told[rank.session]) else told[rank.session]
+            for rank in silent
+        ]
         yield from found.values()
         if not again:
             for node in sorted({rank.node for rank in fresh}):
@@ -104,7 +118,8 @@ class Standing:
             self._deaths.pop(job.name, None)
             return None
         # A process that was given up (for want of a word from it) and is back has not died.
-        told = {session: found for session, found in death.told.items() if session not in alive}
+        back = {rank.session for rank in job.ranks if rank.state in ("training", "standing")}
+        told = {session: found for session, found in death.told.items() if session not in back}
         others = alive if job.state == "training" and not over else death.others
         death = self._deaths[job.name] = msgspec.structs.replace(death, told=told, others=others)
         return death
@@ -112,6 +127,22 @@ class Standing:
 
 def _alive(job: Job) -> frozenset[str]:
     return frozenset(rank.session for rank in job.ranks if rank.state in _ALIVE)
+
+
+def _has_died(told: Finding | None) -> bool:
+    return told is not None and told.kind == RANK_DIED
+
+
+def _silent(job: Job, rank: Rank, now_unix_s: float) -> Finding:
+    why = [
+        f"{rank.node} does not answer (or has just begun to), which is not the same as failed, and others of"
+        f" {job.name} stand in step {job.step} for want of a word of rank {rank.rank} there. They hold it for"
+        " GRIDAGENT_HOLD_S (default 600 s), then they end",
+        f"reach its agent (`gridctl doctor`); where you know that {rank.node} is dead: gridctl swap plan"
+        f" {rank.node} --assume-dead",
+    ]
+    found = _found(job, rank, now_unix_s, again=False)
+    return msgspec.structs.replace(found, kind=RANK_SILENT, why=why, fault="monitor")
 
 
 def _killed_before(step: int) -> str:

@@ -66,8 +66,8 @@ def of_job(job: Job) -> Iterator[Blocker]:
         if rank.state == "unknown":
             yield fatal(
                 "node-unreachable",
-                f"rank {rank.rank} of {job.name} is on {rank.node}, which does not answer: it is unknown,"
-                " not failed",
+                f"rank {rank.rank} of {job.name} is on {rank.node}, which does not answer (or has just begun"
+                " to, and waits for its processes): it is unknown, not failed",
             )
         elif stands and rank.state in ("standing", *GIVEN_UP):
             continue

@@ -3,6 +3,7 @@
 from collections.abc import Set
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from runbook_world import fleet, rank
@@ -174,3 +175,24 @@ def test_no_death_is_missed_and_none_is_told_twice(moves: list[tuple[str, int]])
         assert {found.node for r in range(4) for found in standing.findings(f"n{r}")} == {
             f"n{r}" for r in dead
         }
+
+
+def test_a_rank_whose_node_is_silent_is_told_of_and_nothing_is_decided() -> None:
+    def silent(state: str) -> Job:
+        found = job("standing")
+        ranks = [msgspec.structs.replace(r, state=state) if r.rank == 1 else r for r in found.ranks]
+        return msgspec.structs.replace(found, ranks=ranks)
+
+    standing = Standing()
+    (found,) = standing.look([silent("unknown")], 1.0)
+    assert isinstance(found, Finding)
+    assert (found.kind, found.node, found.fault) == ("rank_silent", "n1", "monitor")
+    assert "--assume-dead" in found.why[1]
+    assert standing.look([silent("unknown")], 2.0) == []
+    assert standing.findings("n1") == [found]
+    died = standing.look([silent("lost")], 3.0)
+    assert [(type(out), out.kind) for out in died] == [(Finding, "rank_died"), (Decision, "rank_died")]
+    assert standing.look([silent("unknown")], 4.0) == [], "its agent begins anew"
+    assert [its.kind for its in standing.findings("n1")] == ["rank_silent"]
+    assert standing.look([silent("lost")], 5.0) == []
+    assert [its.kind for its in standing.findings("n1")] == ["rank_died"]
