@@ -208,7 +208,7 @@ def settled(context: Context, *, final: bool) -> Problem | None:
         if plan.standing and all(rank and rank.state == "standing" for rank in survivors):
             return Problem("cut-aborted", "the others still stand: the cut was called off")
         if all(_status(context, m.node) for m in plan.members) and not any(
-            rank.job == plan.job and rank.state in ("training", "standing", "frozen")
+            rank.job == plan.job and rank.state in ("training", "standing", "frozen", "unknown")
             for node in context.nodes.values()
             for rank in ranks_of(node)
         ):
