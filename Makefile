@@ -12,7 +12,7 @@ WORKERS ?= 2
 TEST_PACKAGES := gnome-keyring dbus gcc libc6-dev prometheus
 
 demo: .venv/ready
-	$(BIN)/gridctl demo $(ARGS)
+	@$(BIN)/gridctl demo $(ARGS)
 
 test: .venv/ready .venv/test-packages
 	$(BIN)/python -m pytest -q -m "not matrix" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

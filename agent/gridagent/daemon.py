@@ -113,6 +113,7 @@ class Daemon:
             cert_not_after_unix_s=identity.own_identity(self.home.trust).not_after_unix_s,
             ranks=self.sessions.ranks(),
             spares=self.sessions.spares(),
+            complete=self.sessions.complete,
             running_op=self.desk.running,
             stream_seq=self.spool.seq,
         )

@@ -37,10 +37,23 @@ ENV_ALLOW = (
 )
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+#: A job's name stands in tables, file names, journals and metrics of the whole fleet.
+_JOB_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.:-]{1,64}")
 
 
 class LaunchError(AgentError):
     """A process cannot be registered or started."""
+
+
+def check_job(job: str) -> str:
+    """The name of a job, if it is one. Raises `LaunchError`."""
+    if not _JOB_NAME.fullmatch(job):
+        shown = ascii(job if len(job) <= 64 else f"{job[:64]}...")
+        raise LaunchError(
+            f"{shown} is no name of a job: it may hold 1 to 64 letters, digits, dots, dashes, underscores and"
+            " colons, and does not begin with a dot"
+        )
+    return job
 
 
 def kept_environment(environ: Mapping[str, str], also: list[str]) -> dict[str, str]:
@@ -104,17 +117,19 @@ class Launches:
         self._promise_file(session).unlink(missing_ok=True)
 
     def _rank_file(self, job: str, rank: int) -> Path:
-        return self._folder / f"{_file_name(job, 'job')}-{rank}.json"
+        return self._folder / f"{check_job(job)}-{rank}.json"
 
     def _promise_file(self, session: str) -> Path:
-        return self._folder / f"{_file_name(session, 'session')}.promise"
+        return self._folder / f"{_session_file(session)}.promise"
 
 
 def register(home: Home, config: AgentConfig, job: str, argv: list[str]) -> dict[str, str]:
     """Writes the launch spec of this very process and returns the environment it is to run with.
 
-    Raises `LaunchError` if RANK or WORLD_SIZE is missing, or the file cannot be written.
+    Raises `LaunchError` for what is no name of a job, if RANK or WORLD_SIZE is missing, or if the file cannot
+    be written.
     """
+    check_job(job)
     try:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -164,7 +179,7 @@ def _read(path: Path) -> LaunchSpec | None:
         raise LaunchError(f"{path} is damaged: {error}; restart the rank with gridagent exec") from None
 
 
-def _file_name(text: str, what: str) -> str:
-    if not _SAFE_NAME.fullmatch(text) or text.startswith("."):
-        raise LaunchError(f"{what} {text!r} may hold letters, digits, dot, dash and underscore only")
-    return text
+def _session_file(session: str) -> str:
+    if not _SAFE_NAME.fullmatch(session) or session.startswith("."):
+        raise LaunchError(f"session {session!r} may hold letters, digits, dot, dash and underscore only")
+    return session

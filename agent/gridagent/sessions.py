@@ -22,7 +22,7 @@ import msgspec
 
 from gridagent.errors import OpFailed, SessionLost
 from gridagent.framing import Unframer, WireError, frame
-from gridagent.launch import LaunchError, Launches
+from gridagent.launch import LaunchError, Launches, check_job
 from gridagent.telemetry.spool import Spool
 from gridagent.wire import (
     WIRE_VERSION,
@@ -150,6 +150,7 @@ class Sessions:
         self._next_id = time.time_ns()
         self._waiting: dict[int, tuple[str, str, asyncio.Future[Reply]]] = {}  #: id -> session, kind, reply
         self._tasks: set[asyncio.Task[None]] = set()
+        self._complaint = ""
 
     async def start(self) -> None:
         """Listens. The socket is made for its owner only. Clears away what processes of old left."""
@@ -273,13 +274,19 @@ class Sessions:
         except TimeoutError:
             _complain("a process connected and did not say who it is")
         except WireError as error:
-            _complain(f"a session's connection was closed: {error}")
+            self._closed(f"a session's connection was closed: {error}")
         except ConnectionError:
             pass  # the same as an end of the stream
         finally:
             if session and session.writer is writer:
                 session.writer, session.lost_since_s = None, time.monotonic()
             writer.close()
+
+    def _closed(self, why: str) -> None:
+        """Complains, but not again and again of a process that tries again and again."""
+        if why != self._complaint:
+            self._complaint = why
+            _complain(why)
 
     def _admit(
         self, session: Session | None, message: Message, pid: int, writer: asyncio.StreamWriter
@@ -296,6 +303,8 @@ class Sessions:
             raise WireError(f"process {pid} changed its session or has the unknown role {message.role!r}")
         if not NAME.fullmatch(message.session):
             raise WireError(f"process {pid} names its session {message.session!r}")
+        if message.role == "rank":
+            _check_job(message.job, pid)
         if known and known.pid != pid:
             raise WireError(f"process {pid} claims the session of process {known.pid}")
         return self._greet(known, message, pid, writer)
@@ -338,6 +347,7 @@ class Sessions:
                 self._farewell(session, message)
 
     def _progress(self, session: Session, message: Progress) -> None:
+        _check_job(message.job, session.pid)
         if session.role == "spare":  # it has taken over a rank
             session.role, session.state = "rank", "training"
         moved = (session.job, session.rank) != (message.job, message.rank)
@@ -409,6 +419,13 @@ class Sessions:
         if session.writer:
             with contextlib.suppress(ConnectionError):  # then it asks again, or is gone
                 await _send(session.writer, answer)
+
+
+def _check_job(job: str, pid: int) -> None:
+    try:
+        check_job(job)
+    except LaunchError as error:
+        raise WireError(f"process {pid} trains without this agent: {error}") from None
 
 
 def _builtin(value: Any) -> Any:

@@ -379,6 +379,7 @@ class NodeStatus(Message):
     attestation: str = "not_attested"
     ranks: list[RankStatus] = []
     spares: list[SpareStatus] = []
+    complete: bool = True  #: False: sessions that an agent before this one had may be on their way here
     running_op: str = ""
     stream_seq: int = 0
     wire: int = WIRE_VERSION

@@ -11,6 +11,7 @@ import msgspec
 
 from gridctl.assess.costs import BASE_RATE, Cost, Part, priced, total
 from gridctl.assess.forecast import DAY_H, NOT_THE_NODE, Forecast
+from gridctl.model.actions import RECOVER
 from gridctl.model.findings import SEVERITIES, Finding
 
 #: From the least to the most that it takes from job and node; the order is total.
@@ -44,7 +45,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     forecast: Forecast
     spare: Forecast  #: of the node that would take over
-    ranks: int = 0  #: on the node
+    ranks: int = 0  #: on the node; of a job that stands, all that have no process, wherever they were
     device_ranks: int = 0  #: of them on the device of the first decisive finding
     spares: int = 0  #: ranks that could move to a spare now
     job_gpus: int = 0
@@ -55,6 +56,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     recovery_h: float = 0.0
     recovery_basis: str = ""
     usd_per_gpu_h: float | None = None
+    run: str = ""  #: that is on its way with a job that stands
     held: str = ""  #: who holds the node, in words
     caps: list[str] = []  #: limits that one more hand-over would break
     armed: bool = False
@@ -82,6 +84,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 def decide(case: Case) -> Choice:
     """The choice for a node. Equal cases give equal choices."""
+    if dead := [finding for finding in case.findings if finding.action == RECOVER]:
+        return _recover(case, dead)
     evidence, why = _by_evidence(case)
     options = alternatives(case)
     cheapest = _cheapest(case, case.forecast.p)
@@ -194,6 +198,43 @@ def _refused(case: Case, action: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
+
+
+def _recover(case: Case, dead: list[Finding]) -> Choice:
+    """A job stands for want of these ranks: no cap and no forecast has a say in bringing it on."""
+    wanted = "swap_now"
+    action, because = wanted, list[str]()
+    if case.run:
+        because = [f"run {case.run} is at it"]
+    elif case.held:
+        action, because = "watch", [f"{case.held}: whoever holds the node decides, not gridctl"]
+    elif any(finding.fault in NOT_THE_NODE for finding in dead):
+        action = "ask"
+    elif case.spares < case.ranks:
+        ranks = f"{case.ranks} rank{'s have' if case.ranks > 1 else ' has'} no process"
+        park = "park one (`gridagent park` on a free node), the job waits"
+        action, because = "ask", [f"{ranks}, and spares take {case.spares}: {park}"]
+    pause = f"{case.job_gpus} GPUs x {case.pause_s:g} s"
+    again = f"{case.recovery_h:g} h x {case.job_gpus} GPUs"
+    recovery = _line(
+        case, "restart once the ranks stop waiting", case.recovery_h * case.job_gpus, again,
+        case.recovery_basis or BASE_RATE,
+    )  # fmt: skip
+    moved = _line(case, "pause", case.pause_s / 3600 * case.job_gpus, pause, "estimate of the pause")
+    return Choice(
+        action=action,
+        wanted=wanted,
+        why=[*because, *(line for finding in dead for line in finding.why)],
+        automatic=case.armed and action in AUTOMATIC,
+        cheapest=wanted,
+        uncertain=False,
+        alternatives=[
+            Alternative(action="watch", cost=total([recovery])),
+            Alternative(
+                action=wanted, cost=total([moved]), refused="" if action == wanted else "; ".join(because)
+            ),
+        ],
+    )
 
 
 def alternatives(case: Case) -> list[Alternative]:

@@ -23,6 +23,7 @@ from gridctl.assess.rates import (
     base_of,
 )
 from gridctl.assess.skill import Outcome
+from gridctl.model.actions import RECOVER
 from gridctl.model.findings import Finding
 
 HOUR_S = 3600.0
@@ -66,6 +67,8 @@ class FleetRecord:
         if not isinstance(name, str) or not name or not isinstance(t, int | float):
             return
         node = self._nodes.setdefault(name, _Node(t))
+        if data.get("action") == RECOVER:
+            return  # a process that died is no fault of its node, as far as anybody knows
         if kind == "finding":
             self._seen(node, data, t)
         elif kind == "decision" and data.get("type") == "decision":

@@ -108,9 +108,9 @@ def _page(report: dict[str, Any]) -> Page:
         *(("found", line) for line in report["found"]),
         ("losses and state", "bit-identical" if _identical(report) else "NOT identical"),
         ("steps", f"{steps['lost']} lost, {steps['repeated']} repeated"),
-        ("longest pause", f"{pause['worst_excess_ms']:.0f} ms over the median step"),
-        ("the cut", f"{pause['cut_ms']:.0f} ms ({parts})"),
-        ("preparation's worst step", f"{pause['prepare_excess_ms']:.0f} ms over the median"),
+        ("longest pause", f"{pause['worst_excess_ms']:.0f} ms more than the median step takes"),
+        ("the cut", f"{pause['cut_ms']:.0f} ms ({parts}; the rest: rounds of messages, two durable records)"),
+        ("preparation's worst step", f"{pause['prepare_excess_ms']:.0f} ms more than the median"),
         ("moved", size(report["bytes"])),
         ("incident", report["incident"].get("id", "")),
     ]

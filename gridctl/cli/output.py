@@ -225,8 +225,19 @@ def as_csv(columns: Sequence[Column], items: Sequence[Any], *, header: bool = Tr
     writer = csv.writer(out, lineterminator="\n")
     if header:
         writer.writerow([column.title for column in columns])
-    writer.writerows([[clean(flat(column.value(item))) for column in columns] for item in items])
+    writer.writerows([[_inert(clean(flat(column.value(item)))) for column in columns] for item in items])
     return out.getvalue()
+
+
+def _inert(text: str) -> str:
+    """The text so that a spreadsheet takes it for no formula (OWASP, CSV injection); a number stays one."""
+    if not text.startswith(("=", "+", "-", "@")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
 def emit(text: str) -> None:

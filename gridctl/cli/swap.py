@@ -86,13 +86,28 @@ def plan(
             help="Left out, the open one of the node, else a new one.", autocompletion=complete.incidents
         ),
     ] = "",
+    assume_dead: Annotated[
+        bool,
+        typer.Option(
+            help="The node does not answer, its job stands, and you know that nothing of the job lives there."
+        ),
+    ] = False,
     output: Output = Format.table,
 ) -> None:
     """Plan a hand-over: who moves, what it costs, what may differ.
 
-    Nothing is changed. A plan expires after five minutes.
+    Nothing is changed on any node; it opens an incident where none is open. A plan expires after five
+    minutes.
     """
-    request = Request(node=node, to=to, job=job, devices=device or [], incident=incident, who=who())
+    request = Request(
+        node=node,
+        to=to,
+        job=job,
+        devices=device or [],
+        assume_dead=assume_dead,
+        incident=incident,
+        who=who(),
+    )
     made = Console.of(context).controller.plan(request)
     present(plan_page(made), output)
     say(f"Nothing has been done yet. To do it: gridctl swap apply {made.id}")

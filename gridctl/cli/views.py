@@ -1,7 +1,7 @@
 """What is live: fleet, nodes, jobs, spares."""
 
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -10,7 +10,7 @@ from gridctl.cli.console import Console
 from gridctl.cli.output import Column, Format
 from gridctl.cli.page import Output, Page, Watch, age, full, listing, local, read
 from gridctl.errors import Refused
-from gridctl.model.fleet import Job, Node, Spare, several
+from gridctl.model.fleet import Job, Node, Rank, Spare, ranks_of, several
 from gridctl.model.runs import ENDS, Incident, Run
 
 
@@ -24,22 +24,44 @@ def _state(node: Node) -> str:
     return "cordoned" if node.status.cordoned else "ready"
 
 
-def _why(node: Node) -> str:
+class _Hosted(NamedTuple):
+    """A node, and the ranks whose processes died there in jobs that stand."""
+
+    node: Node
+    dead: list[Rank]
+
+
+def _why(hosted: _Hosted) -> str:
+    node = hosted.node
+    said = [f"rank {rank.rank} of {rank.job} died; the job stands" for rank in hosted.dead]
     if not node.reachable:
-        return node.error or "not asked yet"
-    return node.status.cordon_reason if node.status else ""
+        said.insert(0, node.error or "not asked yet")
+    elif node.status and node.status.cordon_reason:
+        said.append(node.status.cordon_reason)
+    return "; ".join(said)
+
+
+def _ranks(hosted: _Hosted) -> list[str]:
+    """Those that are at work, or hold something: what ended here, or went elsewhere, is no rank of it."""
+    dead = {rank.session for rank in hosted.dead}
+    here = [rank for rank in ranks_of(hosted.node) if rank.session not in dead and rank.state in _HERE]
+    return [f"{rank.job}/{rank.rank}" for rank in here] + [f"{r.job}/{r.rank}:died" for r in hosted.dead]
+
+
+#: States of a rank that its node has; "unknown" where that node does not answer and had it last.
+_HERE = ("training", "standing", "frozen", "unknown")
 
 
 NODES = (
-    Column("name", lambda n: n.name),
-    Column("state", _state),
-    Column("rack", lambda n: n.status.rack if n.status and n.status.rack else n.rack),
-    Column("gpus", lambda n: n.status.gpus if n.status else None),
-    Column("ranks", lambda n: [f"{r.job}/{r.rank}" for r in n.status.ranks] if n.status else []),
-    Column("spares", lambda n: len(n.status.spares) if n.status else None),
-    Column("frozen", lambda n: n.status.frozen if n.status else []),
-    Column("skew_s", lambda n: round(n.skew_s, 3), lambda skew: f"{skew:+.3f} s"),
-    Column("seen_unix_s", lambda n: n.seen_unix_s, lambda t: f"{age(t)} ago" if t else "never"),
+    Column("name", lambda h: h.node.name),
+    Column("state", lambda h: _state(h.node)),
+    Column("rack", lambda h: h.node.status.rack if h.node.status and h.node.status.rack else h.node.rack),
+    Column("gpus", lambda h: h.node.status.gpus if h.node.status else None),
+    Column("ranks", _ranks),
+    Column("spares", lambda h: len(h.node.status.spares) if h.node.status else None),
+    Column("frozen", lambda h: h.node.status.frozen if h.node.status else []),
+    Column("skew_s", lambda h: round(h.node.skew_s, 3), lambda skew: f"{skew:+.3f} s"),
+    Column("seen_unix_s", lambda h: h.node.seen_unix_s, lambda t: f"{age(t)} ago" if t else "never"),
     Column("why", _why),
 )
 
@@ -126,15 +148,19 @@ def nodes(
     """
     console = Console.of(context)
 
-    def fetch() -> list[Node]:
+    def fetch() -> list[_Hosted]:
         found = [node for node in console.controller.view("nodes", Node) if name in ("", node.name)]
         if name and not found:
             raise Refused("unknown-node", f"the fleet has no node {name!r}; `gridctl nodes` lists them")
-        return found
+        standing = [job for job in console.controller.view("jobs", Job) if job.state == "standing"]
+        dead = [rank for job in standing for rank in job.ranks if rank.state == "lost"]
+        return [_Hosted(node, [rank for rank in dead if rank.node == node.name]) for node in found]
 
-    read(
-        fetch, lambda found: listing(found, NODES, "no nodes: `gridctl enroll NODE` adds one"), output, watch
-    )
+    def page(found: list[_Hosted]) -> Page:
+        empty = "no nodes: `gridctl enroll NODE` adds one"
+        return Page(data=[full(its.node) for its in found], columns=NODES, items=found, empty=empty)
+
+    read(fetch, page, output, watch)
 
 
 def jobs(

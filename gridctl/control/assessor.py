@@ -20,7 +20,9 @@ from gridctl.assess.risk import weights
 from gridctl.control.ledger import Ledger
 from gridctl.control.sentinel import Sentinel
 from gridctl.errors import Refused
-from gridctl.model.fleet import Job, Node, Rank, jobs, spares
+from gridctl.model.actions import RECOVER
+from gridctl.model.findings import Finding
+from gridctl.model.fleet import GIVEN_UP, Job, Node, Rank, jobs, spares
 from gridctl.model.policy import Policy
 from gridctl.model.runs import Incident
 from gridctl.runbook import preflight
@@ -79,7 +81,7 @@ class Assessor:
         return self._weigh(_Scene(self._world, time.time()), incident)
 
     def _weigh(self, scene: "_Scene", incident: Incident) -> Choice:
-        found = self._of(scene, incident.node)
+        found = self._of(scene, incident.node, incident.job)
         choice = msgspec.to_builtins(found.choice)
         if _gist(choice) != _gist(incident.choice):
             about = {"incident": incident.id, "node": incident.node, "kind": incident.kind, "type": "choice"}
@@ -87,9 +89,9 @@ class Assessor:
             self._world.ledger.append("decision", {**about, **rests, **choice})
         return found.choice
 
-    def _of(self, scene: "_Scene", name: str) -> NodeRisk:
+    def _of(self, scene: "_Scene", name: str, job: str = "") -> NodeRisk:
         faults = self._world.ledger.record.faults_since(name, scene.now_unix_s - 30 * DAY_S)
-        return outlook(scene.case(name), scene.history(name), len(faults), self._weights)
+        return outlook(scene.case(name, job), scene.history(name), len(faults), self._weights)
 
 
 class _Scene:
@@ -116,7 +118,9 @@ class _Scene:
         self._decided = {
             i.node
             for i in world.ledger.incidents.all()
-            if i.state == "open" and i.decision.get("decision") == "swap_now"
+            if i.state == "open"
+            and i.decision.get("decision") == "swap_now"
+            and i.decision.get("action") != RECOVER  # which says nothing of the node
         }
 
     def history(self, name: str) -> NodeHistory:
@@ -129,16 +133,17 @@ class _Scene:
         status = self._status(name)
         return forecast(
             self._base,
-            self._world.sentinel.findings(name),
+            [f for f in self._world.sentinel.findings(name) if f.action != RECOVER],
             gpus=status.gpus if status else 0,
             node=self.history(name),
             faulty=self.verdict(name) == "faulty",
         )
 
-    def case(self, name: str) -> Case:
-        policy = self._world.policy
-        node, findings = self._nodes[name], self._world.sentinel.findings(name)
-        job, ranks = self._ranks(name)
+    def case(self, name: str, about: str = "") -> Case:
+        """The node's case; where jobs stand for want of ranks there, that of job `about` or the first."""
+        policy, node = self._world.policy, self._nodes[name]
+        findings, stands = self._findings(name, about)
+        job, ranks = self._wanting(stands) if stands else self._ranks(name)
         device = next((f.device for f in findings if f.preempt_job), "")
         there = [rank for rank in ranks if device in {f"gpu:{gpu}" for gpu in rank.gpus}]
         takers, targets = self._spares(node, ranks, there)
@@ -160,10 +165,26 @@ class _Scene:
             recovery_h=recovery_h,
             recovery_basis="policy.toml" if policy.recovery_h else self._base.known.priors.recovery.source,
             usd_per_gpu_h=policy.price_usd_per_gpu_h or None,
+            run=self._run_on(stands) if stands else "",
             held=_held(node, job.name if job else ""),
             caps=full(policy.caps, self._acts, own, len(self._nodes)),
             armed=policy.auto,
         )
+
+    def _findings(self, name: str, about: str) -> tuple[list[Finding], str]:
+        """What is known of the node, and which job's standing is among it."""
+        found = self._world.sentinel.findings(name)
+        stands = next((f.job for f in found if f.action == RECOVER and about in ("", f.job)), "")
+        return [f for f in found if f.action != RECOVER or f.job == stands], stands
+
+    def _wanting(self, name: str) -> tuple[Job | None, list[Rank]]:
+        """A job that stands, and its ranks without a process that anybody knows of: one plan is for all."""
+        job = self._jobs.get(name)
+        return job, [rank for rank in job.ranks if rank.state in (*GIVEN_UP, "unknown")] if job else []
+
+    def _run_on(self, job: str) -> str:
+        ledger = self._world.ledger
+        return next((run for run in ledger.unended() if ledger.plans[ledger.runs[run][0]].job == job), "")
 
     def _ranks(self, name: str) -> tuple[Job | None, list[Rank]]:
         """The largest job that has ranks on the node, and its ranks there, the dead ones too."""

@@ -227,6 +227,7 @@ class Controller:
                 [b for node in nodes.values() for b in preflight.of_node(node, plan.job, self.policy)]
             )
             gates.check_fresh(plan, time.time(), nodes)
+            gates.check_silent(plan, await self.look({plan.node}))
             run = f"r-{secrets.token_hex(4)}"
             await self.take_lease(run)
             try:
@@ -422,19 +423,21 @@ class Controller:
     async def _propose(self, incident: Incident, decision: Decision) -> bool:
         """A plan for a decision to swap; a site that has armed it gets it applied as well. False: not now."""
         open_plan = self.ledger.open_plan(incident.id, time.time())
+        if self._unplanned.get(incident.id) == "stale-plan" and open_plan and open_plan.who == PROPOSER:
+            open_plan = None
         if open_plan and (open_plan.who != PROPOSER or not self.policy.auto):
             return True
         try:
             choice = self.assessor.weigh(self.ledger.incident(incident.id))
             devices = [decision.device] if choice.action == "evacuate_device" else []
-            wish = Request(node=decision.node, devices=devices, incident=incident.id, who=PROPOSER)
+            wish = Request(
+                node=decision.node, job=decision.job, devices=devices, incident=incident.id, who=PROPOSER
+            )
             plan = open_plan or await self.plan(wish)
-            # What brings a job that stands on again is a recovery: no cap holds it, yet it must be proven.
-            if (
-                self.policy.auto
-                and not self.read_only
-                and ((plan.standing and plan.bit_identical) or choice.automatic)
-            ):
+            if plan.standing:  # the plan has asked all nodes anew: a spare may have come
+                choice = self.assessor.weigh(self.ledger.incident(incident.id))
+            proven = plan.bit_identical or not plan.standing  # of a dead rank: else a person decides
+            if self.policy.auto and not self.read_only and choice.automatic and proven:
                 reason = decision.why[0] if decision.why else decision.kind
                 await self.apply(plan.id, Gate(digest=plan.digest, who="policy", reason=reason, yes=True))
         except Refused as error:

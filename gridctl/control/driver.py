@@ -195,9 +195,11 @@ class Driver:
 
     async def _resolved(self, call: Call) -> dict[str, Any]:
         """The call's arguments without references. Raises `AgentError`."""
-        launches = {}
+        plan, launches = self.state.plan, {}
+        urls = {member.node: member.url for member in plan.members}
+        urls |= {move.origin: move.origin_url for move in plan.moves}
         for wanted in launches_in(call.args):
-            url = next(m.origin_url for m in self.state.plan.moves if m.origin == wanted["node"])
+            url = urls[wanted["node"]]
             spec = await self._world.agents.launch(url, wanted["job"], wanted["rank"])
             if launch_digest(spec) != wanted["sha256"]:
                 raise AgentRefused(

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from gridagent.journal import Record
+from gridctl.model.actions import RECOVER
 from gridctl.model.plans import Plan
 from gridctl.model.runs import Incident, Moment
 
@@ -22,9 +23,16 @@ class Incidents:
     def get(self, incident: str) -> Incident | None:
         return self._all.get(incident)
 
-    def open_on(self, node: str) -> Incident | None:
-        """The newest open incident of a node that began with a finding."""
-        return next((i for i in self._open() if i.node == node and i.kind != "manual"), None)
+    def open_on(self, node: str, job: str = "") -> Incident | None:
+        """The newest open incident of a node that began with a finding and is of no other job than `job`."""
+        return next(
+            (
+                i
+                for i in self._open()
+                if i.node == node and i.kind != "manual" and (not job or i.job in ("", job))
+            ),
+            None,
+        )
 
     def open_for(self, node: str, job: str) -> Incident | None:
         """The newest open incident to which a plan for `job` to leave `node` belongs."""
@@ -129,5 +137,7 @@ def _told(record: Record) -> str:
 
 
 def _because(what: str, data: dict[str, Any]) -> str:
+    """Of a job that stands all is told: how long it waits, what is to be done, and why perhaps not."""
     why = data.get("why") or []
-    return f"{what}: {why[0]}" if why else what
+    told = why if data.get("action") == RECOVER else why[:1]
+    return f"{what}: {'. '.join(told)}" if told else what

@@ -7,17 +7,18 @@ from typing import Protocol
 
 import msgspec
 
-from gridagent.wire import OpRequest, SessionReport
+from gridagent.wire import LaunchSpec, OpRequest, SessionReport
 from gridctl.control.assessor import Assessor
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
+from gridctl.control.sentinel import Sentinel
 from gridctl.errors import Refused
 from gridctl.model.fleet import Node
 from gridctl.model.plans import Move, Plan, Request
 from gridctl.model.policy import Policy
 from gridctl.ports.agents import AgentRefused, Agents, AgentUnreachable
 from gridctl.runbook.hot_swap import build
-from gridctl.runbook.selection import select
+from gridctl.runbook.selection import Selection, select
 
 DESCRIBE_S = 15.0
 
@@ -30,6 +31,7 @@ class World(Protocol):
     lease: FleetLease
     policy: Policy
     assessor: Assessor
+    sentinel: Sentinel
 
     async def survey(self, names: set[str]) -> Mapping[str, Node]:
         """All nodes; those that ever answered and `names` were asked just now."""
@@ -50,10 +52,7 @@ async def make_plan(world: World, request: Request) -> Plan:
     incident = request.incident or (known.id if known else opened)
     try:
         reports = [await _describe(world, plan_id, move) for move in selection.moves]
-        launches = [
-            await world.agents.launch(move.origin_url, selection.job.name, move.rank)
-            for move in selection.moves
-        ]
+        launches = [await _launch(world, selection, move) for move in selection.moves]
     except AgentUnreachable as error:
         raise Refused("node-unreachable", f"{error}: unknown, not failed; nothing was changed") from None
     except AgentRefused as error:
@@ -68,6 +67,7 @@ async def make_plan(world: World, request: Request) -> Plan:
         now_unix_s=time.time(),
         rates=world.ledger.cut_rates(),
         forecasts=world.assessor.forecasts({request.node, selection.moves[0].target.node}),
+        warnings=world.sentinel.warnings(selection.job.name),
     )
     if opened:
         what = f"{', '.join(plan.devices)} of {plan.node}" if plan.devices else plan.node
@@ -84,6 +84,22 @@ async def make_plan(world: World, request: Request) -> Plan:
         )
     world.ledger.append("plan", {"incident": incident, "plan": msgspec.to_builtins(plan)})
     return plan
+
+
+async def _launch(world: World, selection: Selection, move: Move) -> LaunchSpec:
+    """How a rank was started; of a dead one whose node does not know any more, how its deputy was.
+
+    Raises `AgentRefused`, `AgentUnreachable`.
+    """
+    job = selection.job.name
+    if not selection.request.assume_dead or move.origin != selection.request.node:
+        try:
+            return await world.agents.launch(move.origin_url, job, move.rank)
+        except AgentRefused as error:
+            if error.code != "not-found" or not move.dead:
+                raise
+    deputy = selection.deputy(move)
+    return await world.agents.launch(deputy.url, job, deputy.rank)
 
 
 async def _describe(world: World, plan_id: str, move: Move) -> SessionReport:

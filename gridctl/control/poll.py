@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gridctl.control.settings import FleetNode
-from gridctl.model.fleet import Node
+from gridctl.model.fleet import Node, missed
 from gridctl.ports.agents import AgentError, Agents
 
 POLL_S = 2.0
@@ -111,6 +111,8 @@ class Poll:
             known, node = self.nodes.get(member.name), self._silent(member, f"it cannot be asked: {error!r}")
             if known and known.error != node.error:  # else the log has it
                 log.exception("%s at %s cannot be asked", member.name, member.url)
+        if node.reachable and (before := self.nodes.get(member.name)):
+            node = msgspec.structs.replace(node, missed=missed(before, node, self.nodes.values()))
         if self._members.get(member.name) == member:
             self.nodes[member.name] = node
             if member.name in self._unasked:

@@ -13,7 +13,7 @@ from gridctl.control.ledger import Ledger
 from gridctl.control.steplog import StepLog
 from gridctl.detect.ingest import Ingest
 from gridctl.detect.policy import DetectPolicy, builtin
-from gridctl.detect.standing import RANK_DIED, Standing
+from gridctl.detect.standing import KINDS, RANK_DIED, Standing
 from gridctl.detect.watch import Watch
 from gridctl.model.findings import SEVERITIES, Decision, Finding, Output, Verdict, WatchedNode
 from gridctl.model.fleet import Node, jobs
@@ -75,8 +75,11 @@ class Sentinel:
     def nodes_changed(self, nodes: Iterable[Node]) -> None:
         """What detection should know of the fleet. Raises `Refused` if the journal cannot be written."""
         nodes = list(nodes)
-        for found in self._standing.look(jobs(nodes), self._now_unix_s()):
-            self._said(found)
+        heard = all(node.status for node in nodes)
+        found = self._standing.look(jobs(nodes), self._now_unix_s(), heard=heard)
+        self._settle()
+        for output in found:
+            self._said(output)
         for node in nodes:
             if node.status:
                 self._watch.update(watched(node))
@@ -108,13 +111,28 @@ class Sentinel:
         return self._watch.verdict(node)
 
     def findings(self, node: str) -> list[Finding]:
-        """What detection knows of a node at present."""
-        return self._watch.findings(node)
+        """What detection knows of a node at present, and of the jobs that stand for want of ranks there."""
+        return self._standing.findings(node) + self._watch.findings(node)
+
+    def warnings(self, job: str) -> list[str]:
+        """What whoever brings a job on again that stands should know before."""
+        return self._standing.warnings(job)
 
     async def close(self) -> None:
         for task in self._proposals:
             task.cancel()
         await asyncio.gather(*self._proposals, return_exceptions=True)
+
+    def _settle(self) -> None:
+        """Closes the incidents of deaths whose job goes on or is over; a run that has not ended closes its
+        own."""
+        unended = set(self._ledger.unended())
+        for incident in self._ledger.incidents.all():
+            if incident.state != "open" or incident.kind not in KINDS or not incident.job:
+                continue
+            fate = self._standing.fate(incident.job)
+            if fate and not unended.intersection(incident.runs):
+                close_incident(self._ledger, incident.id, f"{incident.job}: {fate}")
 
     async def _until_proposed(self, incident: Incident, decision: Decision) -> None:
         """Asks once; for a job that stands until there is a plan: its ranks wait, and a spare may come."""
@@ -139,6 +157,8 @@ class Sentinel:
     def _said(self, output: Output) -> None:
         data: dict[str, Any] = msgspec.to_builtins(output)
         key = [data["type"], output.node, output.device, output.kind, output.rule, output.t_unix_s]
+        if output.job:  # several ranks of a job, or of several jobs, may have died there at once
+            key += [output.job, *output.why[:1]]
         if tuple(key) in self._ledger.said:
             return
         incident = self._incident(output)
@@ -152,7 +172,7 @@ class Sentinel:
     def _incident(self, output: Output) -> Incident | None:
         """The open incident of the node; a finding that weighs opens one."""
         incidents = self._ledger.incidents
-        known = incidents.open_on(output.node)
+        known = incidents.open_on(output.node, output.job)
         weighs = SEVERITIES.index(output.severity) >= SEVERITIES.index("warning")
         if known or not (isinstance(output, Decision) or (isinstance(output, Finding) and weighs)):
             return known
@@ -166,6 +186,7 @@ class Sentinel:
                 "state": "open",
                 "kind": output.kind,
                 "node": output.node,
+                "job": output.job,
                 "title": f"{output.kind} on {where}",
                 "t_unix_s": output.t_unix_s,
             },

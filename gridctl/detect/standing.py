@@ -1,12 +1,38 @@
-"""Jobs that stand because a rank's process has died: the others hold the step and wait, but not for ever."""
+"""Jobs that stand because a rank's process has died: the others hold the step and wait, but not for ever.
+
+The fault of such a finding is "unknown"; "app" where a person should look at the job before anything else,
+"monitor" where a rank's node does not answer, so that its process may live.
+"""
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
+from gridctl.model.actions import RECOVER
 from gridctl.model.findings import Decision, Finding
 from gridctl.model.fleet import GIVEN_UP, Job, Rank
 
 RANK_DIED = "rank_died"
+#: Its node does not answer: unknown, not failed. Nothing is decided then.
+RANK_SILENT = "rank_silent"
+KINDS = (RANK_DIED, RANK_SILENT)
 RULE = "job.stands"
+#: What becomes of a job that stood.
+GOES_ON = "the job trains again"
+ENDED = "the processes of that run of the job have ended"
+#: States of a rank whose process may live.
+_ALIVE = ("training", "standing", "unknown")
+
+
+class _Death(msgspec.Struct, frozen=True, kw_only=True):
+    """The last death of a job's run. A scheduler starts the next run under the same name, perhaps from the
+    same step: it is known by its sessions, none of which is among `others`."""
+
+    epoch: int
+    step: int
+    again: bool  #: this step had killed one before
+    told: dict[str, Finding]  #: session -> what was said of it, of every rank that died in this run
+    others: frozenset[str]  #: sessions of the ranks that lived then, or when it last trained
 
 
 class Standing:
@@ -17,29 +43,110 @@ class Standing:
     """
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[int, int]] = {}  #: job -> (epoch, step) of the last death
-        self._waiting: set[str] = set()  #: nodes of dead ranks in jobs that stand now
+        self._deaths: dict[str, _Death] = {}
+        self._waiting: list[Finding] = []
+        self._fates: dict[str, str] = {}  #: job -> what has become of it
+        self._seen: set[str] | None = None  #: all jobs that there are; None: not all are known
 
-    def look(self, jobs: Iterable[Job], now_unix_s: float) -> Iterator[Finding | Decision]:
-        """Takes all jobs as they are now."""
-        self._waiting = set()
-        for job in jobs:
-            dead = [rank for rank in job.ranks if rank.state in GIVEN_UP]
-            if job.state == "standing":
-                self._waiting.update(rank.node for rank in dead)
-            before = self._told.get(job.name, (-1, -1))
-            if job.state != "standing" or not dead or before == (job.epoch, job.step):
-                continue
-            self._told[job.name] = (job.epoch, job.step)
-            again = before[1] == job.step
-            for rank in dead:
-                yield _found(job, rank, now_unix_s, again)
-            if not again:
-                yield _decided(job, dead, now_unix_s)
+    def look(self, jobs: Iterable[Job], now_unix_s: float, *, heard: bool = True) -> list[Finding | Decision]:
+        """Takes all jobs as they are now; afterwards `fate` and `findings` answer. `heard`: every node has
+        told what it has, so what nobody reports is not there."""
+        known = {job.name: job for job in jobs}
+        self._waiting, self._fates, self._seen = [], {}, set(known) if heard else None
+        for name in self._deaths.keys() - known.keys():
+            del self._deaths[name]
+            self._fates[name] = ENDED
+        return [output for job in known.values() for output in self._look(job, now_unix_s)]
 
     def stands(self, decision: Decision) -> bool:
         """Is what was decided still to be done?"""
-        return decision.node in self._waiting
+        return any((found.job, found.node) == (decision.job, decision.node) for found in self._waiting)
+
+    def findings(self, node: str) -> list[Finding]:
+        """What was said of the dead on a node, as far as their jobs stand now."""
+        return [found for found in self._waiting if found.node == node]
+
+    def warnings(self, job: str) -> list[str]:
+        """What speaks against bringing a job on that stands now."""
+        death = self._deaths.get(job)
+        waits = any(found.job == job for found in self._waiting)
+        return [_killed_before(death.step)] if death and death.again and waits else []
+
+    def fate(self, job: str) -> str:
+        """What has become of a job that stood; "" while it stands, or while that is not known."""
+        return ENDED if self._seen is not None and job not in self._seen else self._fates.get(job, "")
+
+    def _look(self, job: Job, now_unix_s: float) -> Iterator[Finding | Decision]:
+        before = self._of_this_run(job)
+        if job.state != "standing":
+            return
+        told = dict(before.told) if before else {}
+        dead = [rank for rank in job.ranks if rank.state in GIVEN_UP]
+        silent = [rank for rank in job.ranks if rank.state == "unknown"]
+        fresh = [rank for rank in dead if not _has_died(told.get(rank.session))]
+        doubted = [rank for rank in silent if rank.session not in told]
+        again = before is not None and before.step == job.step and (before.again or before.epoch < job.epoch)
+        found = {rank.session: _found(job, rank, now_unix_s, again) for rank in fresh}
+        found |= {rank.session: _silent(job, rank, now_unix_s) for rank in doubted}
+        told |= found
+        if fresh:
+            before = _Death(epoch=job.epoch, step=job.step, again=again, told=told, others=_alive(job))
+        elif doubted:
+            before = before or _Death(epoch=-1, step=-1, again=False, told={}, others=_alive(job))
+            before = msgspec.structs.replace(before, told=told)
+        if before is not None:
+            self._deaths[job.name] = before
+        self._waiting += [told[rank.session] for rank in dead]
+        self._waiting += [
+            _silent(job, rank, now_unix_s) if _has_died(told[rank.session]) else told[rank.session]
+            for rank in silent
+        ]
+        yield from found.values()
+        if not again:
+            for node in sorted({rank.node for rank in fresh}):
+                yield _decided(job, [rank for rank in fresh if rank.node == node], now_unix_s)
+
+    def _of_this_run(self, job: Job) -> _Death | None:
+        """The last death of the run that the job is in; what has become of the job is noted."""
+        alive, death = _alive(job), self._deaths.get(job.name)
+        over = not death.others & alive if death else self._seen is not None and not alive
+        if over:
+            self._fates[job.name] = ENDED
+        elif job.state == "training":
+            self._fates[job.name] = GOES_ON
+        if death is None or not death.others & {rank.session for rank in job.ranks}:
+            self._deaths.pop(job.name, None)
+            return None
+        # A process that was given up (for want of a word from it) and is back has not died.
+        back = {rank.session for rank in job.ranks if rank.state in ("training", "standing")}
+        told = {session: found for session, found in death.told.items() if session not in back}
+        others = alive if job.state == "training" and not over else death.others
+        death = self._deaths[job.name] = msgspec.structs.replace(death, told=told, others=others)
+        return death
+
+
+def _alive(job: Job) -> frozenset[str]:
+    return frozenset(rank.session for rank in job.ranks if rank.state in _ALIVE)
+
+
+def _has_died(told: Finding | None) -> bool:
+    return told is not None and told.kind == RANK_DIED
+
+
+def _silent(job: Job, rank: Rank, now_unix_s: float) -> Finding:
+    why = [
+        f"{rank.node} does not answer (or has just begun to), which is not the same as failed, and others of"
+        f" {job.name} stand in step {job.step} for want of a word of rank {rank.rank} there. They hold it for"
+        " GRIDAGENT_HOLD_S (default 600 s), then they end",
+        f"reach its agent (`gridctl doctor`); where you know that {rank.node} is dead: gridctl swap plan"
+        f" {rank.node} --assume-dead",
+    ]
+    found = _found(job, rank, now_unix_s, again=False)
+    return msgspec.structs.replace(found, kind=RANK_SILENT, why=why, fault="monitor")
+
+
+def _killed_before(step: int) -> str:
+    return f"step {step} has killed a process before: look at the job's own log first"
 
 
 def _found(job: Job, rank: Rank, now_unix_s: float, again: bool) -> Finding:
@@ -50,18 +157,19 @@ def _found(job: Job, rank: Rank, now_unix_s: float, again: bool) -> Finding:
         f"gridctl swap plan {rank.node}: a new process takes the rank, no step is lost",
     ]
     if again:
-        why.append(f"step {job.step} has killed a process before: look at the job's own log first")
+        why.append(_killed_before(job.step))
     return Finding(
         t_unix_s=now_unix_s,
         node=rank.node,
         device="node",
         kind=RANK_DIED,
         severity="critical",
-        action="recover_rank",
+        action=RECOVER,
         why=why,
         rule=RULE,
         layer="progress",
         fault="app" if again else "unknown",
+        job=job.name,
     )
 
 
@@ -73,10 +181,11 @@ def _decided(job: Job, dead: list[Rank], now_unix_s: float) -> Decision:
         device="node",
         kind=RANK_DIED,
         severity="critical",
-        action="recover_rank",
+        action=RECOVER,
         when="now",
         why=[f"{job.name} stands in step {job.step} for want of rank {ranks}"],
         rule=RULE,
         decision="swap_now",
         rules=[RULE],
+        job=job.name,
     )

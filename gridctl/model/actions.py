@@ -4,6 +4,9 @@ A rung does what those below it do for the node, or makes them needless: who rep
 Actions that concern the application, the site or a checkpoint leave the node as it is and stand lowest.
 """
 
+#: A job stands for want of a rank's process: it is the job that is brought on, not the node that is left.
+RECOVER = "recover_rank"
+
 #: From the mildest to the strongest.
 ACTIONS = (
     "none",
@@ -21,7 +24,7 @@ ACTIONS = (
     "fix_app",
     "restart_app",
     "collect_stacks_then_restart",
-    "recover_rank",
+    RECOVER,
     "refuse_spare",
     "manual_review",
     "page_facility",

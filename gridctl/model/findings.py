@@ -33,6 +33,7 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     when: str = "none"
     why: list[str] = []  #: the evidence, one line each
     rule: str = ""
+    job: str = ""  #: where it is about one job and not about the node; `gridctl replay` does not print it
 
 
 class Finding(_Said, frozen=True, kw_only=True, tag="finding"):

@@ -18,6 +18,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     seen_unix_s: float = 0.0  #: when `status` was fetched, by the controller's clock
     skew_s: float = 0.0  #: the node's clock minus the controller's, less half of the round trip
     status: NodeStatus | None = None  #: the last answer, kept when the node falls silent
+    #: Ranks that it once told of and does not know any more (its agent, or all of it, began anew), as long as
+    #: others of their job are in the same epoch: where such a rank was is known from nobody else.
+    missed: list[RankStatus] = []
 
     @property
     def asked(self) -> bool:
@@ -35,7 +38,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     epoch: int
     step: int
-    state: str  #: training, standing, frozen, finished, lost, unknown (the node does not answer)
+    state: str  #: training, standing, frozen, finished, lost, unknown (the node does not answer, or not yet)
     ward: int = -1  #: while it stands: the rank that it can speak for
     mark: str = ""  #: of a dead process: what it wrote down last of its small state
     gpus: list[int] = []
@@ -44,6 +47,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
 
 
+_AT_WORK = ("training", "standing")
 #: A rank's process in such a state does not train in its job's epoch any more.
 GIVEN_UP = ("lost", "frozen")
 
@@ -56,8 +60,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     step: int
     ranks: list[Rank]
-    #: training, finished, standing (a rank's process died; the others hold the step and wait for a new one),
-    #: incomplete (a rank is missing, lost or unknown)
+    #: training, finished, standing (a rank's process died, or its node with it; the others hold the step and
+    #: wait for a new one), incomplete (a rank is missing, lost or unknown)
     state: str
 
 
@@ -88,8 +92,33 @@ def several(names: Iterable[str]) -> str:
 
 
 def ranks_of(node: Node) -> list[Rank]:
-    """The rank processes of a node, frozen and finished ones included."""
-    return [_rank(node, rank) for rank in node.status.ranks] if node.status else []
+    """The rank processes of a node, frozen, finished and missed ones included."""
+    if node.status is None:
+        return []
+    # A new agent that waits for no session any more is sure that there is no such process.
+    gone = "lost" if node.reachable and node.status.complete else "unknown"
+    told = [_rank(node, rank) for rank in node.status.ranks]
+    return told + [msgspec.structs.replace(_rank(node, rank), state=gone) for rank in node.missed]
+
+
+def missed(before: Node, now: Node, nodes: Iterable[Node]) -> list[RankStatus]:
+    """What `Node.missed` is once a node has given another answer. `nodes`: all, as they were last."""
+    if before.status is None or now.status is None:
+        return before.missed
+    known = {rank.session for rank in now.status.ranks}
+    had = [rank for rank in before.status.ranks if rank.state in (*_AT_WORK, "lost")]
+    gone = [rank for rank in (*before.missed, *had) if rank.session not in known]
+    if not gone:
+        return []
+    others = [now, *(node for node in nodes if node.name != now.name)]
+    live = {
+        (rank.job, rank.epoch)
+        for node in others
+        if node.status
+        for rank in node.status.ranks
+        if rank.state in _AT_WORK
+    }
+    return [rank for rank in gone if (rank.job, rank.epoch) in live]
 
 
 def jobs(nodes: Iterable[Node]) -> list[Job]:
@@ -98,12 +127,12 @@ def jobs(nodes: Iterable[Node]) -> list[Job]:
     sizes: dict[str, int] = {}
     for node in nodes:
         for reported in node.status.ranks if node.status else []:
-            rank = _rank(node, reported)
+            sizes[reported.job] = max(sizes.get(reported.job, 0), reported.world_size)
+        for rank in ranks_of(node):
             held = holders.setdefault(rank.job, {})
-            sizes[rank.job] = max(sizes.get(rank.job, 0), reported.world_size)
             if rank.rank not in held or _claim(rank) > _claim(held[rank.rank]):
                 held[rank.rank] = rank
-    return [_job(name, sizes[name], held) for name, held in sorted(holders.items())]
+    return [_job(name, sizes[name], held) for name, held in sorted(holders.items()) if name in sizes]
 
 
 def spares(nodes: Iterable[Node]) -> list[Spare]:
@@ -143,7 +172,7 @@ def _job(name: str, world_size: int, held: dict[int, Rank]) -> Job:
         state = "finished"
     elif len(ranks) == world_size and states <= {"training", "finished"}:
         state = "training"
-    elif len(ranks) == world_size and "standing" in states and states <= {"standing", *GIVEN_UP}:
+    elif len(ranks) == world_size and "standing" in states and states <= {"standing", "unknown", *GIVEN_UP}:
         state = "standing"
     else:
         state = "incomplete"

@@ -14,6 +14,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     to: str = ""  #: the node of the spare; "" lets gridctl choose
     job: str = ""  #: needed only where ranks of several jobs run on the node
     devices: list[str] = []  #: ["gpu:1"]: only the ranks on these devices; [] moves all ranks of the node
+    assume_dead: bool = False  #: the node does not answer, and a person says that what ran there is dead
     incident: str = ""  #: "" opens one of kind "manual"
     who: str = ""
     runbook: str = "hot-swap"
@@ -55,7 +56,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     A value in `args` may be a reference that is resolved when the call is made:
     `{"$result": [STEP, INDEX]}` is the value of an earlier call of the same run, and
     `{"$launch": {"node", "job", "rank", "sha256"}}` is fetched from that node's agent and must have
-    this digest. So a command line never stands in a plan or a journal.
+    this digest; with "as" it becomes that of another rank. So a command line never stands in a plan or a
+    journal.
     """
 
     node: str
@@ -105,6 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
     bit_identical: bool
     standing: bool = False  #: the job stands in a spoilt step, and this brings it on
+    assume_dead: bool = False  #: `node` does not answer, and a person says that what ran there is dead
     blockers: list[Blocker] = []  #: none is fatal: a plan with a fatal one is never made
     notes: list[str] = []
     digest: str = ""

@@ -150,7 +150,9 @@ def _committed(context: Context) -> Problem | None:
     found = "; ".join(report.found)
     text = report.reason + (f" ({found})" if found else "")
     if report.outcome == "returned":
-        return Problem("target-lost", f"{text}; the old members train on in epoch {report.epoch}")
+        return Problem(
+            "target-lost", f"{text}; {_after_return(context.plan.standing)} in epoch {report.epoch}"
+        )
     if report.outcome == "abort":
         goes_on = "the others still stand" if context.plan.standing else "training went on"
         return Problem("cut-aborted", f"{text}; {goes_on} in epoch {report.epoch}")
@@ -191,9 +193,10 @@ def settled(context: Context, *, final: bool) -> Problem | None:
     targets = [_find(context, move.target.session) for move in plan.moves]
     if all(_trains(rank, plan.epoch_to) for rank in targets):
         return Problem("committed", "the new process trains: the cut was committed")
-    if all(_trains(rank, plan.epoch_to + 1) for rank in sources):
-        text = f"the new process was lost before its first step; the old members train in {plan.epoch_to + 1}"
-        return Problem("target-lost", text)
+    old = sources + [_find(context, m.session) for m in plan.members if m.role == "survivor"]
+    if all(_goes_on(rank, plan.epoch_to + 1, plan.standing) for rank in (old if plan.standing else sources)):
+        text = "the new process was lost before its first step"
+        return Problem("target-lost", f"{text}; {_after_return(plan.standing)} in epoch {plan.epoch_to + 1}")
     if all(_lost(context, member.session) for member in plan.members if member.role != "target"):
         return Problem("job-lost", "every process that trained has ended: the job must be requeued")
     if final:
@@ -205,7 +208,7 @@ def settled(context: Context, *, final: bool) -> Problem | None:
         if plan.standing and all(rank and rank.state == "standing" for rank in survivors):
             return Problem("cut-aborted", "the others still stand: the cut was called off")
         if all(_status(context, m.node) for m in plan.members) and not any(
-            rank.job == plan.job and rank.state in ("training", "standing", "frozen")
+            rank.job == plan.job and rank.state in ("training", "standing", "frozen", "unknown")
             for node in context.nodes.values()
             for rank in ranks_of(node)
         ):
@@ -221,6 +224,17 @@ def _lost(context: Context, session: str) -> bool:
 
 def _trains(rank: Rank | None, epoch: int) -> bool:
     return rank is not None and rank.epoch == epoch and rank.state in ("training", "finished")
+
+
+def _goes_on(rank: Rank | None, epoch: int, standing: bool) -> bool:
+    """It has returned to the job. Where ranks are without a process it tries the step, and stands again."""
+    return _trains(rank, epoch) or (
+        standing and rank is not None and rank.epoch == epoch and rank.state == "standing"
+    )
+
+
+def _after_return(standing: bool) -> str:
+    return "the others still stand, now" if standing else "the old members train on"
 
 
 def _status(context: Context, name: str) -> Any:

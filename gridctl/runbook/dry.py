@@ -92,7 +92,9 @@ def _readable(value: Any) -> Any:
     if isinstance(value, Mapping):
         if "$launch" in value:
             launch = value["$launch"]
-            return f"(launch of rank {launch['rank']} from {launch['node']}, sha256 {launch['sha256'][:12]})"
+            other = f", as rank {launch['as']['rank']}" if "as" in launch else ""
+            of = f"launch of rank {launch['rank']} from {launch['node']}{other}"
+            return f"({of}, sha256 {launch['sha256'][:12]})"
         if "$result" in value:
             step, index = value["$result"]
             return f"(answer {index} of step {step})"

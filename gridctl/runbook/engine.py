@@ -187,7 +187,8 @@ def _watched(state: RunState, event: Watched) -> Advance:
         ranks = ", ".join(map(str, event.lost))
         text = (
             f"rank {ranks} ended while the swap was watched. If the others stand in their step,"
-            f" `gridctl swap plan {state.plan.node}` brings a new process in; else the job must be requeued"
+            f" `gridctl jobs {state.plan.job}` names the node that has the dead process now, and"
+            " `gridctl swap plan` for that node brings a new one in; else the job must be requeued"
         )
         return _fail(state, Problem("job-lost", text))
     verdict = judge(event.before, event.after)

@@ -70,6 +70,16 @@ def check_fresh(plan: Plan, now_unix_s: float, nodes: Mapping[str, Node]) -> Non
         )
 
 
+def check_silent(plan: Plan, nodes: Mapping[str, Node]) -> None:
+    """Raises `Refused` stale-plan if a node that was taken for dead answers again."""
+    if plan.assume_dead and nodes[plan.node].reachable:
+        raise Refused(
+            "stale-plan",
+            f"{plan.node} answers again, and says itself what lives there: make a new plan without"
+            f" --assume-dead (`gridctl swap plan {plan.node}`)",
+        )
+
+
 def check_unsteered(holder: str, nodes: Iterable[Node]) -> None:
     """Raises `Refused` while another controller than `holder` steers one of these nodes.
 

@@ -5,7 +5,7 @@ makes the plan out of their answers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,12 +23,12 @@ from gridagent.wire import (
 )
 from gridctl.assess.forecast import Forecast
 from gridctl.model.fleet import Node, Spare
-from gridctl.model.plans import Call, Plan, Step
+from gridctl.model.plans import Call, Move, Plan, Step
 from gridctl.model.policy import Policy
 from gridctl.runbook import basis, preflight
 from gridctl.runbook.gates import seal
 from gridctl.runbook.price import LEAD_STEPS, WARMUP_STEPS, price
-from gridctl.runbook.references import launch_reference, result_reference
+from gridctl.runbook.references import Other, launch_reference, result_reference
 from gridctl.runbook.selection import Selection, refuse_if_fatal, status_of
 
 #: An operation of a run that was turned back may still run on the node for so long.
@@ -53,9 +53,11 @@ def build(
     now_unix_s: float,
     rates: Sequence[tuple[int, float]] = (),
     forecasts: Mapping[str, Forecast] | None = None,
+    warnings: Sequence[str] = (),
 ) -> Plan:
     """The sealed plan. `reports` and `launches` belong to the moves, in their order; `ids` are those of
-    plan, hand-over and incident. Raises `Refused` where a session says that it cannot be moved."""
+    plan, hand-over and incident; `warnings` are the plan's first notes. Raises `Refused` where a session
+    says that it cannot be moved."""
     plan_id, handover, incident = ids
     request, job, moves = selection.request, selection.job, selection.moves
     reports = [
@@ -90,8 +92,9 @@ def build(
             cost=price(selection, reports, policy, rates, forecasts or {}),
             bit_identical=not blockers,
             standing=selection.standing,
+            assume_dead=request.assume_dead,
             blockers=blockers,
-            notes=_notes(selection, nodes),
+            notes=[*warnings, *_risks(selection, launches), *_notes(selection, nodes)],
         )
     )
 
@@ -160,7 +163,8 @@ class _Steps:
 
     def _run_ends(self) -> list[Call]:
         nodes = {member.node: member.url for member in self.selection.members}
-        nodes[self.node.name] = self.node.url  # it may have no process of the job any more
+        if not self.selection.request.assume_dead:
+            nodes[self.node.name] = self.node.url  # it may have no process of the job any more
         return [
             Call(node=node, url=url, kind="run.end", deadline_s=15.0, tolerate=["node-unreachable"])
             for node, url in sorted(nodes.items())
@@ -171,9 +175,11 @@ class _Steps:
         return Step(name="engage", text="the run takes its nodes", inverse=self._run_ends())
 
     def _cordon(self) -> Step | None:
-        """None where somebody has cordoned the node already: then it is not ours to lift."""
+        """None where somebody has cordoned the node already: then it is not ours to lift. A node that does
+        not answer cannot be told."""
         name, url = self.node.name, self.node.url
-        if status_of(self.node).cordoned or self.selection.request.devices:
+        request = self.selection.request
+        if status_of(self.node).cordoned or request.devices or request.assume_dead:
             return None
         reason = f"gridctl hand-over {self.handover}"
         return Step(
@@ -218,7 +224,7 @@ class _Steps:
                     buckets=report.buckets,
                 )
             )
-            order["launch"] = launch_reference(move.origin, launch)
+            order["launch"] = _launch(self.selection, move, launch)
             calls.append(self._call(move.target, "handover.specialise", order, self.warm_s))
             retire = self._call(
                 move.target, "handover.retire", {"reason": f"hand-over {self.handover} ended"}
@@ -344,15 +350,45 @@ class _Steps:
         return max(120.0, self.join_s + self.cut_s + 60.0)
 
 
-def _rank_of(deputy: Member, selection: Selection) -> int:
-    return next(m.rank for m in selection.members if (m.role, m.session) == ("survivor", deputy.session))
+def _launch(selection: Selection, move: Move, spec: LaunchSpec) -> dict[str, Any]:
+    """The reference to how a rank is started: by its own launch, else as another one that takes its place."""
+    if spec.rank == move.rank:
+        return launch_reference(move.origin, spec)
+    there = sorted(rank.rank for rank in selection.job.ranks if rank.node == move.origin)
+    other = Other(rank=move.rank, local_rank=there.index(move.rank), gpus=move.gpus)
+    return launch_reference(selection.deputy(move).node, spec, other)
+
+
+def _has_died(move: Move, selection: Selection) -> str:
+    taken = selection.request.assume_dead and move.origin == selection.request.node
+    return "is taken for dead" if taken else "has died"
+
+
+def _risks(selection: Selection, launches: Sequence[LaunchSpec]) -> Iterator[str]:
+    """What a person takes upon himself beyond an ordinary recovery."""
+    name, job = selection.request.node, selection.job
+    if selection.request.assume_dead:
+        yield (
+            f"{name} does not answer and is taken for dead on your word. A process of {job.name} that lives"
+            f" there after all trains no further: the others have left the groups of epoch {job.epoch}, and"
+            " it is no member of the next one. But until it ends by itself (GRIDAGENT_HOLD_S, status 75) it"
+            " may write what the script writes by itself, a checkpoint or a log, and a scheduler may take its"
+            f" end for the job's. {name} is not cordoned either: see to it that it is off, or cut off"
+        )
+    for move, spec in zip(selection.moves, launches, strict=True):
+        if spec.rank != move.rank:
+            yield (
+                f"how rank {move.rank} was started is not known any more: it is started as rank {spec.rank}"
+                " was, with its own number. Where the ranks' command lines differ, this is wrong"
+            )
 
 
 def _notes(selection: Selection, nodes: Mapping[str, Node]) -> list[str]:
     notes = [
-        f"the process of rank {move.rank} on {move.origin} has died, and the others stand in the step that"
-        f" this spoilt; parameters and optimizer come from rank {_rank_of(move.source, selection)}, a"
-        " replica, the loader's position, random state and buffers from that rank's memory"
+        f"the process of rank {move.rank} on {move.origin} {_has_died(move, selection)}, and the others"
+        f" stand in the step that this spoilt; parameters and optimizer come from rank"
+        f" {selection.deputy(move).rank}, a replica, the loader's position, random state and buffers"
+        " from that rank's memory"
         for move in selection.moves
         if move.dead
     ]

@@ -53,7 +53,8 @@ def of_node(node: Node, job: str, policy: Policy) -> Iterator[Blocker]:
 
 
 def of_job(job: Job) -> Iterator[Blocker]:
-    """What forbids a swap in a job: every rank must be known and at work."""
+    """What forbids a swap in a job: every rank must be known and at work, or wait where others stand."""
+    stands = any(rank.state == "standing" for rank in job.ranks)
     present = {rank.rank for rank in job.ranks}
     for missing in sorted(set(range(job.world_size)) - present):
         yield fatal(
@@ -65,11 +66,18 @@ def of_job(job: Job) -> Iterator[Blocker]:
         if rank.state == "unknown":
             yield fatal(
                 "node-unreachable",
-                f"rank {rank.rank} of {job.name} is on {rank.node}, which does not answer: it is unknown,"
-                " not failed",
+                f"rank {rank.rank} of {job.name} is on {rank.node}, which does not answer (or has just begun"
+                " to, and waits for its processes): it is unknown, not failed",
             )
-        elif job.state == "standing" and rank.state in ("standing", *GIVEN_UP):
+        elif stands and rank.state in ("standing", *GIVEN_UP):
             continue
+        elif stands and rank.state == "training":
+            yield fatal(
+                "rank-silent",
+                f"rank {rank.rank} of {job.name} on {rank.node} (process {rank.pid}) has not come to stand"
+                f" as the others have: it is said to train in step {rank.step}. If that is still so in a"
+                " moment its process was stopped or hangs: let it go on, or end it, then plan again",
+            )
         elif rank.state != "training":
             yield fatal(
                 "rank-silent" if rank.state == "lost" else "nothing-to-move",

@@ -11,9 +11,18 @@ from gridagent.wire import LaunchSpec
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
-def launch_reference(node: str, spec: LaunchSpec) -> dict[str, Any]:
-    """Stands for `spec`, which its node's agent tells again when the call is made."""
-    return {"$launch": {"node": node, "job": spec.job, "rank": spec.rank, "sha256": launch_digest(spec)}}
+class Other(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank has of its own in how it is started: all else is as with any other rank of its job."""
+
+    rank: int
+    local_rank: int
+    gpus: list[int]
+
+
+def launch_reference(node: str, spec: LaunchSpec, other: Other | None = None) -> dict[str, Any]:
+    """Stands for `spec`, which its node's agent tells again when the call is made, or for that of `other`."""
+    told = {"node": node, "job": spec.job, "rank": spec.rank, "sha256": launch_digest(spec)}
+    return {"$launch": told | ({"as": msgspec.to_builtins(other)} if other else {})}
 
 
 def result_reference(step: str, index: int = 0) -> dict[str, Any]:
@@ -46,8 +55,16 @@ def resolve(value: Any, results: Mapping[str, list[Any]], launches: Mapping[str,
             step, index = value["$result"]
             return results[step][index]
         if "$launch" in value:
-            return launches[value["$launch"]["sha256"]]
+            launch = launches[value["$launch"]["sha256"]]
+            return _started_as(launch, value["$launch"]["as"]) if "as" in value["$launch"] else launch
         return {key: resolve(inner, results, launches) for key, inner in value.items()}
     if isinstance(value, list):
         return [resolve(inner, results, launches) for inner in value]
     return value
+
+
+def _started_as(launch: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The launch of another rank out of that of one: `LaunchSpec` as a dict."""
+    own = {"RANK": str(other["rank"]), "LOCAL_RANK": str(other["local_rank"])}
+    env = {name: own.get(name, value) for name, value in launch["env"].items()}
+    return {**launch, **other, "env": env}

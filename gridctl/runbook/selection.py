@@ -39,15 +39,20 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         dead = {move.rank for move in self.moves if move.dead}
         return [member for member in self.members if not (member.role == "source" and member.rank in dead)]
 
+    def deputy(self, move: Move) -> Member:
+        """The survivor that speaks for a dead rank, as itself."""
+        return next(m for m in self.members if (m.role, m.session) == ("survivor", move.source.session))
+
 
 def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selection:
     """Chooses ranks, spares and chair. Raises `Refused` with everything that stands in the way."""
+    nodes = _taken_for_dead(request, nodes) if request.assume_dead else nodes
     source = nodes.get(request.node)
     if source is None:
         raise Refused("unknown-node", f"the fleet has no node {request.node}; it has {several(nodes)}")
     if request.to and request.to not in nodes:
         raise Refused("unknown-node", f"the fleet has no node {request.to}; it has {several(nodes)}")
-    refuse_if_fatal(list(preflight.of_node(source, request.job, policy)))
+    refuse_if_fatal(list(preflight.of_node(source, request.job, policy)) + _offer(source, nodes))
     job = _job(request, source, nodes)
     leaving = _leaving(request, source, job)
     blockers = list(preflight.of_job(job))
@@ -83,9 +88,54 @@ def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selec
     )
 
 
+def _taken_for_dead(request: Request, nodes: Mapping[str, Node]) -> Mapping[str, Node]:
+    """The nodes as they are if nothing lives on the one that is to be left. Raises `Refused`.
+
+    Safe where its job stands: the others have dropped the groups of their epoch, no step of it is done
+    without them, and none of the next one with a process that is no member of the hand-over
+    (`train/recovery.py`).
+    """
+    source = nodes.get(request.node)
+    if source is None:
+        return nodes  # refused by its name
+    if source.reachable or source.status is None:
+        why = (
+            "answers"
+            if source.reachable
+            else "has told this controller nothing yet: what was on it is unknown"
+        )
+        raise Refused("bad-request", f"{source.name} {why}; --assume-dead is for a node that fell silent")
+    if not _stand_for(source, nodes):
+        raise Refused(
+            "not-now",
+            f"no job stands for want of a rank on {source.name}: as long as the others train, or may, what is"
+            " on a silent node is not taken for dead",
+        )
+    ranks = [msgspec.structs.replace(r, state="lost") for r in (*source.status.ranks, *source.missed)]
+    status = msgspec.structs.replace(source.status, ranks=ranks, spares=[])
+    dead = msgspec.structs.replace(source, reachable=True, skew_s=0.0, status=status, missed=[])
+    return {**nodes, source.name: dead}
+
+
+def _stand_for(source: Node, nodes: Mapping[str, Node]) -> list[str]:
+    """The jobs that stand and have a rank on a node, as far as is known."""
+    standing = [job for job in jobs(nodes.values()) if job.state == "standing"]
+    return [job.name for job in standing if any(rank.node == source.name for rank in job.ranks)]
+
+
+def _offer(source: Node, nodes: Mapping[str, Node]) -> list[Blocker]:
+    """What else can be done about a silent node for which a job stands."""
+    if source.reachable or not (stand := _stand_for(source, nodes)):
+        return []
+    text = f"{', '.join(stand)} stands meanwhile. Where you know that {source.name} is dead:"
+    return [
+        fatal("job-stands", f"{text} `gridctl swap plan {source.name} --assume-dead`, which says its risk")
+    ]
+
+
 def _job(request: Request, source: Node, nodes: Mapping[str, Node]) -> Job:
     found = {job.name: job for job in jobs(nodes.values())}
-    here = {rank.job for rank in ranks_of(source) if rank.state in (*GOING, *GIVEN_UP)}
+    here = {r.job for r in ranks_of(source) if r.job in found and r.state != "finished"}
     # A job of which nothing is left but the dead is over, whatever else of it is remembered here.
     live = sorted(name for name in here if any(r.state in (*GOING, "unknown") for r in found[name].ranks))
     if request.job and request.job not in live:

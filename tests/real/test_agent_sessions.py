@@ -82,8 +82,8 @@ def test_odd_values_do_no_harm(world: Fleet, agent: Agent) -> None:
     entry = wire.StepEntry(1, float("nan"), float("inf"), float("nan"))
     with socket.socket(socket.AF_UNIX) as odd:
         odd.connect(str(agent.home / "agent.sock"))
-        odd.sendall(hello(role="rank", job="../x\x1b[2J", rank=-7, facts={"a": "\n"}))
-        odd.sendall(framing.frame(wire.Progress(job="../x", rank=2**60, epoch=-1, entries=[entry])))
+        odd.sendall(hello(role="rank", job="a:b", rank=-7, facts={"a": "\n"}))
+        odd.sendall(framing.frame(wire.Progress(job="x", rank=2**60, epoch=-1, entries=[entry])))
         odd.sendall(framing.frame(wire.Reply(id=12345, ok=True)))
         odd.sendall(framing.frame(wire.Farewell(reason="released")))
         wait_for("its farewell is told", lambda: [r for r in records(agent, "session") if r.get("reason")])
@@ -93,6 +93,29 @@ def test_odd_values_do_no_harm(world: Fleet, agent: Agent) -> None:
     assert progress["v"]["loss"] is None
     assert progress["t_unix_s"] > 1e9
     assert "Traceback" not in agent.log
+
+
+@pytest.mark.parametrize("name", ["../x\x1b[2J", "", "a b", "x" * 10_000])
+@pytest.mark.parametrize("at", ["hello", "progress"])
+def test_what_is_no_name_of_a_job_is_no_session(world: Fleet, agent: Agent, name: str, at: str) -> None:
+    odd = [hello(role="rank", job=name)]
+    if at == "progress":
+        odd = [
+            hello(role="rank", job="j"),
+            framing.frame(wire.Progress(job=name, rank=0, epoch=0, entries=[])),
+        ]
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as bad:
+            bad.settimeout(DEADLINE_S)
+            bad.connect(str(agent.home / "agent.sock"))
+            bad.sendall(b"".join(odd))
+            try:
+                assert bad.recv(1) == b""
+            except ConnectionResetError:
+                pass  # closed with our bytes unread
+    assert name not in [rank.job for rank in agent.client().status().ranks]
+    assert agent.log.count("is no name of a job") == 1, "it tries again and again, and is told of once"
+    assert len(agent.log) < 2_000
 
 
 def test_the_socket_is_its_owners_only(agent: Agent) -> None:
@@ -221,7 +244,9 @@ def seen_by(peer: SessionPeer) -> Iterator[dict[str, Any]]:
         yield event
 
 
-def run_exec(agent: Agent, environment: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
+def run_exec(
+    agent: Agent, environment: dict[str, str], *argv: str, job: str = "j"
+) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
@@ -230,7 +255,7 @@ def run_exec(agent: Agent, environment: dict[str, str], *argv: str) -> subproces
         "--home",
         str(agent.home),
         "--job",
-        "j",
+        job,
         "--",
         *argv,
     ]
@@ -275,6 +300,9 @@ def test_exec_registers_the_launch_and_becomes_the_process(world: Fleet, agent: 
             agent.client().get(f"/v1/launch?{query}")
     with pytest.raises(Refused, match="bad-request"):
         agent.client().get("/v1/launch?job=..%2F..%2Fetc&rank=1")
+    for job in ("../j", "x" * 65):
+        wrong = run_exec(agent, {"RANK": "1", "WORLD_SIZE": "3"}, "true", job=job)
+        assert (wrong.returncode, "is no name of a job" in wrong.stderr) == (1, True)
     missing = run_exec(agent, {"RANK": "x"}, "true")
     assert (missing.returncode, "RANK" in missing.stderr) == (1, True)
 

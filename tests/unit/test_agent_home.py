@@ -105,7 +105,9 @@ def test_launches_follow_the_rank(tmp_path: Path) -> None:
     launches.drop("j", 2)
     launches.drop("j", 2)
     assert launches.get("j", 2) is None
-    for job in ("../j", "", ".j", "a/b", "j\n", "j\0"):
+    for job in ("j.1", "-", "llm:70b_x", "x" * 64):
+        assert launches.get(job, 0) is None
+    for job in ("../j", "", ".j", "a/b", "j\n", "j\0", "é", "a b", "x" * 65, "x" * 10_000):
         with pytest.raises(LaunchError, match="may hold"):
             launches.get(job, 0)
 

@@ -79,6 +79,50 @@ def test_cases_by_hand(given_case: Case, wanted: str, action: str, automatic: bo
     assert found.why
 
 
+DIED = finding(
+    "rank_died",
+    severity="critical",
+    action="recover_rank",
+    fault="unknown",
+    job="lm",
+    why=["rank 1 has ended", "gridctl swap plan n1"],
+)
+AGAIN = msgspec.structs.replace(DIED, fault="app", why=[*DIED.why, "step 9 has killed a process before"])
+
+
+@pytest.mark.parametrize(
+    ("more", "action", "automatic", "first"),
+    [
+        ({}, "swap_now", True, "rank 1 has ended"),
+        ({"armed": False}, "swap_now", False, "rank 1 has ended"),
+        ({"caps": ["rack r1: 2"], "spares": 1}, "swap_now", True, "rank 1 has ended"),
+        ({"spares": 0}, "ask", False, "1 rank has no process, and spares take 0: park one"),
+        ({"spares": 1, "ranks": 2}, "ask", False, "2 ranks have no process, and spares take 1"),
+        ({"spares": 0, "run": "r1"}, "swap_now", True, "run r1 is at it"),
+        ({"held": "cordoned by bob: dimm"}, "watch", False, "cordoned by bob: dimm: whoever"),
+    ],
+)
+@pytest.mark.parametrize("also", [(), (LOST,), (PENDING,)])
+def test_a_job_that_stands_is_brought_on_whatever_caps_and_forecast_say(
+    also: tuple[Finding, ...], more: dict[str, Any], action: str, automatic: bool, first: str
+) -> None:
+    found = decide(case(DIED, *also, **{"ranks": 1, **more}))
+    assert (found.wanted, found.action, found.automatic) == ("swap_now", action, automatic)
+    assert found.why[0].startswith(first)
+    assert found.why[-2:] == DIED.why
+    assert [(a.action, bool(a.refused)) for a in found.alternatives] == [
+        ("watch", False),
+        ("swap_now", action != "swap_now"),
+    ]
+    assert found.alternatives[0].cost.gpu_h == pytest.approx(1.13 * 512)
+
+
+def test_a_step_that_killed_twice_is_for_a_person_with_all_that_is_known() -> None:
+    found = decide(case(AGAIN, ranks=1))
+    assert (found.wanted, found.action, found.automatic) == ("swap_now", "ask", False)
+    assert found.why == AGAIN.why
+
+
 def test_costs_by_hand() -> None:
     """512 GPUs, half a second, a window in 6 h, one pending remap: the sums done with pencil and paper."""
     its = case(PENDING, window_h=6.0, spare_gpus=8, usd_per_gpu_h=2.0)

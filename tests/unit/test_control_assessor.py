@@ -211,3 +211,49 @@ def test_a_plan_weighs_the_forecast_of_both_nodes() -> None:
     bare = price(selection, reports, Policy(), (), {})
     assert bare.p_fault_basis.startswith("base rate")
     assert bare.defer_h == 24.0
+
+
+STANDS = {"n1": {"ranks": [rank(0, state="standing")]}, "n3": {"ranks": [rank(2, state="standing", ward=1)]}}
+
+
+def stand(world: World, **more: Any) -> None:
+    """Rank 1 on n2 has died and the others stand."""
+    world.nodes.update(fleet(**{**STANDS, "n2": {"ranks": [rank(1, state="lost")], **more}}))
+
+    async def told() -> None:
+        world.sentinel.nodes_changed(world.nodes.values())
+
+    world._loop.run_until_complete(told())
+
+
+def test_while_a_job_stands_its_node_is_not_one_of_which_nothing_is_known(world: World) -> None:
+    world.policy = Policy(auto=True, caps=Caps(node_day=0, fleet_hour_min=0))
+    stand(world)
+    world.assessor.turn()
+    (incident,) = world.ledger.incidents.all()
+    assert (incident.kind, incident.job) == ("rank_died", "lm")
+    assert (incident.choice["action"], incident.choice["automatic"]) == ("swap_now", True)
+    assert incident.choice["basis"] == "base rate", "the death says nothing of the node"
+    shown = incident_page(incident).text(None, False)
+    assert "ought to be done: swap_now, by itself" in " ".join(shown.split())
+    assert "nothing that weighs is known" not in shown
+    (told,) = [line for line in shown.splitlines() if "finding rank_died" in line]
+    assert "GRIDAGENT_HOLD_S" in told
+    assert "gridctl swap plan n2" in told
+    assert world.assessor.one("n2").verdict == "blind"
+    world.nodes.update(fleet(n4={"spares": []}, **STANDS, n2={"ranks": [rank(1, state="lost")]}))
+    held = world.assessor.one("n2").choice
+    assert (held.action, held.automatic) == ("ask", False)
+    assert "park one" in held.why[0]
+    world.nodes.update(fleet())
+    world.sentinel.nodes_changed(world.nodes.values())
+    assert world.assessor.one("n2").choice.action != "swap_now"
+    assert world.ledger.incidents.all()[0].state == "closed"
+
+
+def test_a_person_s_cordon_holds_a_recovery_as_well(world: World) -> None:
+    world.policy = Policy(auto=True)
+    stand(world, cordoned=True, cordon_owner="bob", cordon_reason="dimm")
+    found = world.assessor.one("n2").choice
+    assert (found.action, found.automatic) == ("watch", False)
+    assert "cordoned by bob: dimm" in found.why[0]

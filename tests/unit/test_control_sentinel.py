@@ -1,17 +1,25 @@
 """The controller's sentinel and the machine's clock."""
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
+from runbook_world import fleet, node, plan_for, rank, status
 
 from gridagent.journal import read
 from gridagent.wire import NodeStatus, RankStatus, StreamRecord
 from gridctl.control import sentinel
 from gridctl.control.ledger import Ledger
 from gridctl.control.steplog import StepLog
+from gridctl.detect.standing import ENDED, GOES_ON
 from gridctl.home import Home
+from gridctl.model.findings import Decision
 from gridctl.model.fleet import Node
+from gridctl.model.runs import Incident
 
 
 class Clock:
@@ -114,3 +122,111 @@ def test_a_job_that_makes_no_step_with_busy_gpus_hangs_while_it_is_there(
     kinds = [str(record.data["kind"]) for record in read(tmp_path / "journal") if record.kind == "finding"]
     assert ("silent_hang" in kinds) is hangs
     ledger.close()
+
+
+class Watching:
+    """A sentinel over the nodes that a test makes up, with a real ledger."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proposed: list[Decision] = []
+        self.ledger = Ledger(Home.at(folder), "ann-1")
+        self.sentinel = sentinel.Sentinel(self.ledger, StepLog(), self._propose)
+        self._loop = asyncio.new_event_loop()
+
+    async def _propose(self, _: Incident, decision: Decision) -> bool:
+        self.proposed.append(decision)
+        return True
+
+    def see(self, *ranks: list[RankStatus], silent: str = "") -> None:
+        """n1 has the first ranks, n2 the next ones ..."""
+        told = [node(status(f"n{i}", ranks=its)) for i, its in enumerate(ranks, 1)]
+
+        async def change() -> None:
+            self.sentinel.nodes_changed(
+                msgspec.structs.replace(its, status=None, reachable=False) if its.name == silent else its
+                for its in told
+            )
+            await asyncio.sleep(0)
+
+        self._loop.run_until_complete(change())
+
+    def incidents(self) -> list[tuple[str, str, str]]:
+        return [(i.node, i.job, i.state) for i in self.ledger.incidents.all()]
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self.sentinel.close())
+        self._loop.close()
+        self.ledger.close()
+
+
+def stood(job: str, number: int, **more: Any) -> RankStatus:
+    return rank(number, job=job, world_size=2, session=f"{job}{number}", **{"state": "standing", **more})
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Iterator[Watching]:
+    made = Watching(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_death_in_another_job_is_an_incident_of_its_own(watching: Watching) -> None:
+    a, b = stood("a", 1, state="lost"), stood("b", 1, state="lost")
+    watching.see([stood("a", 0)], [a, stood("b", 0)])
+    watching.see([stood("a", 0), stood("b", 0)], [a, b])
+    assert watching.incidents() == [("n2", "a", "open"), ("n2", "b", "open")]
+    assert [decision.job for decision in watching.proposed] == ["a", "b"]
+    first, second = watching.ledger.incidents.all()
+    assert [[found["job"] for found in its.findings] for its in (first, second)] == [["a"], ["b"]]
+
+
+def test_two_ranks_that_die_on_one_node_are_both_told_of(watching: Watching) -> None:
+    lost = [rank(r, state="lost", session=f"s{r}") for r in (1, 2)]
+    watching.see([rank(0, state="standing")], lost)
+    (incident,) = watching.ledger.incidents.all()
+    assert ["rank 1" in incident.findings[0]["why"][0], "rank 2" in incident.findings[1]["why"][0]] == [
+        True
+    ] * 2
+    assert [decision.why for decision in watching.proposed] == [
+        ["lm stands in step 50 for want of rank 1, 2"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("later", "why"),
+    [
+        ([stood("a", 0, epoch=1, state="training"), rank(1, job="a", world_size=2, epoch=1)], GOES_ON),
+        ([stood("a", 0, state="lost"), stood("a", 1, state="lost")], ENDED),
+        ([], ENDED),
+    ],
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_incident_of_a_death_closes_with_its_reason(
+    tmp_path: Path, later: list[RankStatus], why: str, *, restarted: bool
+) -> None:
+    watching = Watching(tmp_path)
+    watching.see([stood("a", 0)], [stood("a", 1, state="lost")])
+    if restarted:
+        watching.close()
+        watching = Watching(tmp_path)
+        watching.see(later[:1], later[1:], silent="n1")
+        assert watching.incidents() == [("n2", "a", "open")], "n1 has not told yet what it has"
+    watching.see(later[:1], later[1:])
+    (incident,) = watching.ledger.incidents.all()
+    assert (incident.state, incident.timeline[-1].what) == ("closed", f"incident closed: a: {why}")
+    watching.close()
+
+
+def test_a_run_that_has_not_ended_closes_its_own_incident(watching: Watching) -> None:
+    watching.see([stood("lm", 0)], [stood("lm", 1, state="lost")])
+    (incident,) = watching.ledger.incidents.all()
+    plan = msgspec.structs.replace(plan_for(fleet()), incident=incident.id)
+    watching.ledger.append("plan", {"incident": incident.id, "plan": msgspec.to_builtins(plan)})
+    run = {"incident": incident.id, "run": "r1", "plan": "p1", "node": "n2", "job": "lm"}
+    watching.ledger.append("run", {**run, "state": "running"})
+    on = [stood("lm", 0, epoch=1, state="training"), rank(1, world_size=2, epoch=1)]
+    watching.see(on[:1], on[1:])
+    assert watching.incidents() == [("n2", "lm", "open")]
+    watching.ledger.append("run", {**run, "state": "failed"})
+    watching.see(on[:1], on[1:])
+    assert watching.incidents() == [("n2", "lm", "closed")]
