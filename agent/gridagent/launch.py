@@ -16,6 +16,7 @@ import msgspec
 from gridagent.errors import AgentError
 from gridagent.home import AgentConfig, Home
 from gridagent.identity import write_file
+from gridagent.names import job_flaw
 from gridagent.redact import is_secret
 from gridagent.wire import LaunchSpec
 
@@ -37,8 +38,6 @@ ENV_ALLOW = (
 )
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
-#: A job's name stands in tables, file names, journals and metrics of the whole fleet.
-_JOB_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.:-]{1,64}")
 
 
 class LaunchError(AgentError):
@@ -47,12 +46,8 @@ class LaunchError(AgentError):
 
 def check_job(job: str) -> str:
     """The name of a job, if it is one. Raises `LaunchError`."""
-    if not _JOB_NAME.fullmatch(job):
-        shown = ascii(job if len(job) <= 64 else f"{job[:64]}...")
-        raise LaunchError(
-            f"{shown} is no name of a job: it may hold 1 to 64 letters, digits, dots, dashes, underscores and"
-            " colons, and does not begin with a dot"
-        )
+    if why := job_flaw(job):
+        raise LaunchError(why)
     return job
 
 

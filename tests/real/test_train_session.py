@@ -1,12 +1,15 @@
 """The session in a training script: without an agent, before a hand-over, and where it cannot take part."""
 
+import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from agents import Refused, wait_for
+from agents import Refused, free_port, wait_for
 from driver import OpRefused
 from fleet import Job, Run, TrainingFleet, assert_same
 from forkserver import JOBS
@@ -27,6 +30,26 @@ def test_without_an_agent_a_script_runs_as_before_with_one_warning(trained: Trai
         assert log(run, rank).splitlines() == [
             "no gridagent here (GRIDAGENT_SOCKET is not set): training runs without hand-over"
         ]
+
+
+def test_a_job_whose_name_is_none_trains_alone_and_says_so() -> None:
+    script = """
+import torch, torch.distributed as dist
+from gridagent.train import Session
+dist.init_process_group("grid")
+session = Session(model=torch.nn.Linear(2, 2))
+session.end_step()
+session.close()
+dist.destroy_process_group()
+"""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    named = {"GRIDAGENT_JOB": "a\nb", "GRIDAGENT_SOCKET": "/nowhere/agent.sock"}
+    environment = {**os.environ, **alone, **named}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "GRIDAGENT_JOB" in line)
+    assert line.startswith("GRIDAGENT_JOB: 'a\\nb' is no name of a job")
+    assert line.endswith("Training runs without hand-over")
 
 
 def test_a_preflight_finds_all_that_stands_in_the_way(trained: TrainingFleet) -> None:

@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gridagent import wire
+from gridagent.names import job_flaw
 from gridagent.train.attempt import Attempts
 from gridagent.train.context import CONTEXT
 from gridagent.train.deputy import objection
@@ -93,8 +94,11 @@ class Session:
         self.attempts = Attempts(self)
         CONTEXT.read_script()
         CONTEXT.session = self  # from here on the link's thread asks it
-        self._link = CONTEXT.connect()
-        if self._link is None:
+        flaw = job_flaw(self.job)
+        self._link = None if flaw else CONTEXT.connect()
+        if flaw:
+            _log.warning("GRIDAGENT_JOB: %s. Training runs without hand-over", flaw)
+        elif self._link is None:
             _log.warning("no gridagent here (GRIDAGENT_SOCKET is not set): training runs without hand-over")
         else:
             self._link.handlers |= {
