@@ -22,7 +22,7 @@ from gridctl.model.fleet import Node
 from gridctl.trust import Authority
 
 #: Members of a status that change by themselves.
-PASSING = {"now_unix_s", "stream_seq"}
+PASSING = {"now_unix_s", "stream_seq", "complete"}
 SKEW_S = 3600
 
 

@@ -190,7 +190,7 @@ def test_a_script_that_is_another_one_at_the_spare_shows_once_it_is_warm(
     """The spare's node has the files at other paths; only what they say counts."""
     here, there = tmp_path / "here", tmp_path / "there" / "deep"
     here.mkdir()
-    text = f"import sys\nsys.path.append({str(JOBS)!r})\nimport beside, zoo\n"
+    text = f"import sys\nsys.path.append({str(JOBS)!r})\nimport beside, zoo\nzoo.main()\n"
     (here / "train.py").write_text(text)
     (here / "beside.py").write_text("")
     shutil.copytree(here, there)

@@ -19,7 +19,7 @@ from gridctl.model.runs import Incident
 
 STANDS = {
     "n1": {"ranks": [rank(0, state="standing", ward=2)]},
-    "n2": {"ranks": [rank(1, state="lost"), rank(0, job="other", world_size=1, session="o")]},
+    "n2": {"ranks": [rank(1, state="lost", mark="50 aa"), rank(0, job="other", world_size=1, session="o")]},
     "n3": {"ranks": [rank(2, state="standing", ward=1)]},
 }
 INCIDENT = Incident(id="i1", kind="rank_died", state="open", title="t", node="n2", job="lm")
