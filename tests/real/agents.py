@@ -185,7 +185,8 @@ class SessionPeer:
             text=True,
         )
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -209,6 +210,7 @@ class SessionPeer:
     def end(self) -> None:
         self.process.kill()
         self.process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)  # it reads to the end before the pipe is closed under it
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 if pipe:

@@ -75,7 +75,12 @@ def test_a_site_that_has_armed_it_has_a_failing_node_left_without_a_person() -> 
         (fleet.agents["n2"].home / "replay.go").touch()
         (run,) = wait_for("a run was begun", lambda: client.view("runs", Run))
         found = ended(client, run.id)
-        assert (found.state, found.node, found.who) == ("done", "n2", "policy"), found
+        told = [(step.name, step.state, step.error) for step in found.steps]
+        assert (found.state, found.node, found.who) == ("done", "n2", "policy"), (
+            found.code,
+            found.text,
+            told,
+        )
         wait_for("the incident is closed", lambda: closed(client, found.incident))
         assert len(client.view("runs", Run)) == 1
         fleet.finish_job()
