@@ -22,7 +22,8 @@ import msgspec
 
 from gridagent.errors import OpFailed, SessionLost
 from gridagent.framing import Unframer, WireError, frame
-from gridagent.launch import LaunchError, Launches, check_job
+from gridagent.launch import LaunchError, Launches
+from gridagent.names import job_flaw
 from gridagent.telemetry.spool import Spool
 from gridagent.wire import (
     WIRE_VERSION,
@@ -422,10 +423,8 @@ class Sessions:
 
 
 def _check_job(job: str, pid: int) -> None:
-    try:
-        check_job(job)
-    except LaunchError as error:
-        raise WireError(f"process {pid} trains without this agent: {error}") from None
+    if why := job_flaw(job):
+        raise WireError(f"process {pid} trains without this agent: {why}")
 
 
 def _builtin(value: Any) -> Any:

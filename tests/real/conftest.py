@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from crash_fleet import CrashFleet
 from fleet import TrainingFleet
 
 
@@ -10,6 +11,16 @@ from fleet import TrainingFleet
 def trained() -> Iterator[TrainingFleet]:
     """Five nodes whose agents allow damage, and a warm fork server. Ends everything, fails on a leftover."""
     fleet = TrainingFleet(nodes=5)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+@pytest.fixture(scope="module")
+def crashing() -> Iterator[CrashFleet]:
+    """Five nodes for jobs of which somebody dies, each under a controller of its own."""
+    fleet = CrashFleet(nodes=5)
     try:
         yield fleet
     finally:

@@ -20,23 +20,14 @@ from gridctl.model.runs import ENDS, Incident
 from gridctl.model.runs import Run as OperatorRun
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[CrashFleet]:
-    made = CrashFleet(nodes=5)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 @contextmanager
-def watched(fleet: CrashFleet, job: Job, fault: str, policy: str = "") -> Iterator[tuple[Client, Run]]:
+def watched(crashing: CrashFleet, job: Job, fault: str, policy: str = "") -> Iterator[tuple[Client, Run]]:
     """The job with its steps as attempts and one fault, under a controller, with a spare on n5."""
-    home = fleet.home()
+    home = crashing.home()
     home.policy_file.write_text(policy)
     client = ensure(home)
-    run = fleet.start(replace(job, args=(*job.args, "attempt", f"fault={fault}")), hold=None)
-    run.left = [fleet.park(run)]
+    run = crashing.start(replace(job, args=(*job.args, "attempt", f"fault={fault}")), hold=None)
+    run.left = [crashing.park(run)]
     left = ""
     try:
         yield client, run
@@ -53,8 +44,8 @@ def watched(fleet: CrashFleet, job: Job, fault: str, policy: str = "") -> Iterat
         client.close()
         for process in run.processes():
             process.kill()
-        fleet.let_go(left)
-        fleet.check_and_clear()
+        crashing.let_go(left)
+        crashing.check_and_clear()
 
 
 def stands(client: Client, run: Run) -> list[int]:
@@ -105,15 +96,15 @@ CASES += [pytest.param(*case, marks=pytest.mark.matrix) for case in MORE_CASES]
 
 
 @pytest.mark.parametrize(("job", "fault"), CASES, ids=lambda case: getattr(case, "kind", case))
-def test_a_rank_that_dies_costs_no_step(fleet: CrashFleet, job: Job, fault: str) -> None:
+def test_a_rank_that_dies_costs_no_step(crashing: CrashFleet, job: Job, fault: str) -> None:
     rank = int(fault.rpartition(":")[2])
-    with watched(fleet, job, fault) as (client, run):
+    with watched(crashing, job, fault) as (client, run):
         assert run.ranks.pop(rank).process.wait(DEADLINE_S) == -signal.SIGKILL
         assert stands(client, run) == sorted(run.ranks)
         plan = apply(client, run, f"n{rank + 1}")
         assert [move.dead for move in plan.moves] == [True]
         run.ranks[rank], run.left = run.left[0], []
-        trace, control = run.finish(), fleet.control(job)
+        trace, control = run.finish(), crashing.control(job)
         if ":tail:" in fault:  # the step was done, and its line died with the process
             assert trace.losses[rank][8:10] == control.losses[rank][8:11:2]
             trace.losses[rank].insert(9, control.losses[rank][9])
@@ -122,12 +113,12 @@ def test_a_rank_that_dies_costs_no_step(fleet: CrashFleet, job: Job, fault: str)
         assert any("gridctl swap plan" in line for found in incident.findings for line in found["why"])
 
 
-def test_where_a_site_has_armed_it_nobody_is_needed(fleet: CrashFleet) -> None:
+def test_where_a_site_has_armed_it_nobody_is_needed(crashing: CrashFleet) -> None:
     job = Job("ddp", steps=24)
-    with watched(fleet, job, "kill:backward:9:1", "auto = true\n") as (client, run):
+    with watched(crashing, job, "kill:backward:9:1", "auto = true\n") as (client, run):
         assert run.ranks.pop(1).process.wait(DEADLINE_S) == -signal.SIGKILL
         run.ranks[1], run.left = run.left[0], []
-        assert_same(run, run.finish(), fleet.control(job))
+        assert_same(run, run.finish(), crashing.control(job))
         (begun,) = client.view("runs", OperatorRun)
         found = wait_for("the run ends", lambda: ended_run(client, begun.id))
         assert (found.state, found.who) == ("done", "policy"), found
@@ -138,12 +129,12 @@ def ended_run(client: Client, run: str) -> OperatorRun | None:
     return found if found.state in (*ENDS, "held") else None
 
 
-def test_connections_that_break_cost_no_step(fleet: CrashFleet) -> None:
+def test_connections_that_break_cost_no_step(crashing: CrashFleet) -> None:
     """Nobody died: the rank on the node that is left gives its state itself."""
     job = Job("ddp", steps=24)
-    with watched(fleet, job, "drop:backward:9:2") as (client, run):
+    with watched(crashing, job, "drop:backward:9:2") as (client, run):
         assert stands(client, run) == [0, 1, 2]
         plan = apply(client, run, "n2")
         assert [move.dead for move in plan.moves] == [False]
         run.ranks[1], run.left = run.left[0], [run.ranks[1]]
-        assert_same(run, run.finish(), fleet.control(job))
+        assert_same(run, run.finish(), crashing.control(job))

@@ -1,7 +1,6 @@
 """A dead rank comes back bit for bit, or it is said that it cannot. Never a third."""
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 from agents import DEADLINE_S
@@ -15,15 +14,6 @@ from gridctl.control.client import Client
 from gridctl.errors import Refused
 from gridctl.model import fleet as model
 from gridctl.model.plans import Gate, Request
-
-
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[CrashFleet]:
-    made = CrashFleet(nodes=5)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def job_of(kind: str, *args: str) -> Job:
@@ -56,10 +46,10 @@ CASES += [pytest.param(*case, marks=pytest.mark.matrix) for case in MORE_CASES]
 
 
 @pytest.mark.parametrize(("job", "fault", "ends", "why"), CASES, ids=lambda case: getattr(case, "kind", case))
-def test_honest_or_identical(fleet: CrashFleet, job: Job, fault: str, ends: str, why: str) -> None:
+def test_honest_or_identical(crashing: CrashFleet, job: Job, fault: str, ends: str, why: str) -> None:
     rank = int(fault.rpartition(":")[2])
-    control = fleet.control(job)
-    with watched(fleet, job, fault) as (client, run):
+    control = crashing.control(job)
+    with watched(crashing, job, fault) as (client, run):
         assert run.ranks.pop(rank).process.wait(DEADLINE_S) == -signal.SIGKILL
         told, said = outcome(client, run, f"n{rank + 1}")
         if told == "recovered":

@@ -1,7 +1,6 @@
 """A node's agent is gone, or begins anew, while a job stands for want of the rank that was there."""
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 from agents import DEADLINE_S
@@ -20,15 +19,6 @@ JOB = Job("ddp", steps=24)
 FAULT = "kill:late:9:1"
 
 
-@pytest.fixture(scope="module")
-def fleet() -> Iterator[CrashFleet]:
-    made = CrashFleet(nodes=5)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 def rank_1(client: Client, run: Run, state: str) -> bool:
     """Whether the job stands and rank 1 on n2 is in this state."""
     job = next((job for job in client.view("jobs", model.Job) if job.name == run.name), None)
@@ -39,13 +29,13 @@ def rank_1(client: Client, run: Run, state: str) -> bool:
     )
 
 
-def test_the_agent_of_the_dead_rank_begins_anew(fleet: CrashFleet) -> None:
-    control = fleet.control(JOB)
-    with watched(fleet, JOB, FAULT) as (client, run):
+def test_the_agent_of_the_dead_rank_begins_anew(crashing: CrashFleet) -> None:
+    control = crashing.control(JOB)
+    with watched(crashing, JOB, FAULT) as (client, run):
         assert run.ranks.pop(1).process.wait(DEADLINE_S) == -signal.SIGKILL
         stands(client, run)
         wait_for("there is an incident", lambda: client.view("incidents", Incident))
-        agent = fleet.agents["n2"]
+        agent = crashing.agents["n2"]
         agent.end(signal.SIGKILL)
         wait_for("the node is silent", lambda: rank_1(client, run, "unknown"))
         agent.start("--allow-damage")
@@ -57,13 +47,13 @@ def test_the_agent_of_the_dead_rank_begins_anew(fleet: CrashFleet) -> None:
         assert_same(run, run.finish(), control)
 
 
-def test_a_node_that_is_gone_is_taken_for_dead_on_a_persons_word(fleet: CrashFleet) -> None:
+def test_a_node_that_is_gone_is_taken_for_dead_on_a_persons_word(crashing: CrashFleet) -> None:
     """Its agent is not there any more either, and so nobody knows how the rank was started."""
-    control = fleet.control(JOB)
-    with watched(fleet, JOB, FAULT) as (client, run):
+    control = crashing.control(JOB)
+    with watched(crashing, JOB, FAULT) as (client, run):
         assert run.ranks.pop(1).process.wait(DEADLINE_S) == -signal.SIGKILL
         stands(client, run)
-        agent = fleet.agents["n2"]
+        agent = crashing.agents["n2"]
         agent.end(signal.SIGKILL)
         try:
             wait_for("the node is silent", lambda: rank_1(client, run, "unknown"))

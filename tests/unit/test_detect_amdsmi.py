@@ -3,27 +3,20 @@
 from typing import Any
 
 import pytest
+from gpu_world import GpuNode
 
-from gridagent.wire import StreamRecord
-from gridctl.detect.policy import builtin
-from gridctl.detect.watch import Watch
-from gridctl.model.findings import Decision, Finding, Output, Suppressed, WatchedNode
+from gridctl.model.findings import Decision, Finding, Output, Suppressed
 
 VALUES = {"temp_c": 61, "util_pct": 97, "ecc_dbe_total": 0, "lost": 0}
 PCI = "0000:c1:00.0"
 
 
-class Node:
+class Node(GpuNode):
     def __init__(self) -> None:
-        self.watch = Watch(builtin(), [WatchedNode(name="n1", gpus=2)])
-        self.at = 100.0
-
-    def feed(self, kind: str, **v: Any) -> list[Output]:
-        self.at += 1
-        return self.watch.feed(StreamRecord(seq=1, boot="b", t_unix_s=self.at, node="n1", kind=kind, v=v))
+        super().__init__("gpu:0", PCI)
 
     def sample(self, **values: Any) -> list[Output]:
-        return self.feed("sample", device="gpu:0", pci=PCI, v={**VALUES, **values})
+        return super().sample(**{**VALUES, **values})
 
     def kernel(self, line: str) -> list[Output]:
         return self.feed("log", source="kmsg", line=line)

@@ -1,26 +1,15 @@
 """What the agent's source `nvml` tells means what the same thing means from elsewhere."""
 
-from typing import Any
+from gpu_world import GpuNode
 
-from gridagent.wire import StreamRecord
-from gridctl.detect.policy import builtin
-from gridctl.detect.watch import Watch
-from gridctl.model.findings import Decision, Finding, Output, WatchedNode
+from gridctl.model.findings import Decision, Finding, Output
 
 VALUES = {"temp_c": 41, "recovery_action": 0, "remap_pending": 0}
 
 
-class Node:
+class Node(GpuNode):
     def __init__(self) -> None:
-        self.watch = Watch(builtin(), [WatchedNode(name="n1", gpus=2)])
-        self.at = 100.0
-
-    def feed(self, kind: str, **v: Any) -> list[Output]:
-        self.at += 1
-        return self.watch.feed(StreamRecord(seq=1, boot="b", t_unix_s=self.at, node="n1", kind=kind, v=v))
-
-    def sample(self, **values: Any) -> list[Output]:
-        return self.feed("sample", device="gpu:1", pci="0000:2a:00.0", v=values)
+        super().__init__("gpu:1", "0000:2a:00.0")
 
 
 def found(outputs: list[Output]) -> list[tuple[str, str, bool]]:
