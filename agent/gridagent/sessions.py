@@ -352,7 +352,8 @@ class Sessions:
         if session.role == "spare":  # it has taken over a rank
             session.role, session.state = "rank", "training"
         moved = (session.job, session.rank) != (message.job, message.rank)
-        session.job, session.rank, session.epoch = message.job, message.rank, message.epoch
+        session.job, session.rank = message.job, message.rank
+        session.epoch = max(session.epoch, message.epoch)  # steps of an epoch before may come after a hello
         session.advance(message.entries)
         if moved:
             self._settle_launch(session)

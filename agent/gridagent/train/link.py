@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,8 @@ class Link:
         self._asks: dict[int, tuple[threading.Event, list[wire.Answer]]] = {}
         self._next_id = 0
         self._closed = False
-        self._steps: list[wire.StepEntry] = []
+        #: With the epoch of each. Where no agent comes for a long time, the newest.
+        self._steps: deque[tuple[int, wire.StepEntry]] = deque(maxlen=_PENDING_STEPS_MAX)
         self._commands: list[threading.Thread] = []
         self.connected = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gridagent-link", daemon=True)
@@ -43,11 +45,9 @@ class Link:
     def start(self) -> None:
         self._thread.start()
 
-    def step(self, entry: wire.StepEntry) -> None:
-        """Remembers one finished step; sent with the next flush."""
-        self._steps.append(entry)
-        if len(self._steps) > _PENDING_STEPS_MAX:  # no agent for a long time: keep the newest
-            del self._steps[: _PENDING_STEPS_MAX // 2]
+    def step(self, epoch: int, entry: wire.StepEntry) -> None:
+        """Remembers one step that was finished in `epoch`; sent with the next flush."""
+        self._steps.append((epoch, entry))
 
     def send(self, message: wire.Message) -> bool:
         """Sends one message; False if the agent is not there just now."""
@@ -83,12 +83,15 @@ class Link:
     def flush(self) -> None:
         """Sends the steps that have not been sent."""
         with self._flush_lock:  # the training thread flushes too, where it stops
-            steps, self._steps = self._steps, []
-            hello = self._hello()
-            if steps and not self.send(
-                wire.Progress(job=hello.job, rank=hello.rank, epoch=hello.epoch, entries=steps)
-            ):
-                self._steps = steps + self._steps
+            # One by one: a step may end at this very moment, and each must go exactly once.
+            steps = [self._steps.popleft() for _ in range(len(self._steps))]
+            while steps:
+                hello, epoch = self._hello(), steps[0][0]
+                entries = [entry for its, entry in steps if its == epoch]
+                if not self.send(wire.Progress(job=hello.job, rank=hello.rank, epoch=epoch, entries=entries)):
+                    self._steps.extendleft(reversed(steps))
+                    return
+                steps = steps[len(entries) :]
 
     def settle(self, timeout_s: float) -> None:
         """Lets commands that run now come to their reply."""

@@ -164,7 +164,8 @@ class Session:
             self._step_s.append(step_s)
             if self.is_owner:
                 self._link.step(
-                    wire.StepEntry(self.step - 1, time.time(), step_s, _number(loss), _number(grad_norm))
+                    self.epoch,
+                    wire.StepEntry(self.step - 1, time.time(), step_s, _number(loss), _number(grad_norm)),
                 )
         if self._warming_up:
             self._warm_up()
