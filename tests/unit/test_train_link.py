@@ -1,4 +1,4 @@
-"""What a training process tells its agent of its steps: every one once, each in the epoch that it ended in."""
+"""What a training process tells its agent of its steps: each once, in the epoch that it ended in."""
 
 import socket
 import threading
