@@ -30,14 +30,18 @@ from gridctl.runbook.events import (
     Record,
     Send,
     Stop,
+    Wanting,
     Watch,
     Watched,
 )
 from gridctl.runbook.references import launch_digest, launches_in, resolve
+from gridctl.runbook.watch import Told, wants
 
 RETRY_S = 0.5
 #: An agent's own deadline comes first; only then is its silence a failure of the call.
 SLACK_S = 5.0
+#: A timer that comes so late tells of this process: it slept, and what it waits for may be at its door.
+LATE_S = 1.0
 #: After the job's last rank has ended its last steps may still be on their way.
 LAST_STEPS_S = 3.0
 
@@ -107,9 +111,7 @@ class Driver:
             case Record(kind, data):
                 self._world.ledger.append(kind, data)
             case Arm(token, after_s):
-                if self._timer:
-                    self._timer.cancel()
-                self._timer = asyncio.get_running_loop().call_later(after_s, self.tell, Deadline(token))
+                self._arm(Deadline(token), after_s)
             case Send(op, call):
                 task = self._spawn(self._send(op, call))
                 self._calls.add(task)
@@ -121,6 +123,21 @@ class Driver:
                 self._spawn(self._observe(after_s))
             case Watch(steps):
                 self._spawn(self._watch(steps))
+
+    def _arm(self, deadline: Deadline, after_s: float) -> None:
+        """Tells of the deadline. If this process slept meanwhile, it first hears what others have said."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + after_s
+
+        def over() -> None:
+            if loop.time() - due_s > LATE_S:
+                self._arm(deadline, SLACK_S)
+            else:
+                self.tell(deadline)
+
+        if self._timer:
+            self._timer.cancel()
+        self._timer = loop.call_at(due_s, over)
 
     def _spawn(self, work: Awaitable[Event]) -> asyncio.Task[None]:
         async def report() -> None:
@@ -220,18 +237,20 @@ class Driver:
         complete = over = False
         lost: list[int] = []
         while not complete and not over and not lost:
-            states = await self._states(plan)
-            over = set(states.values()) == {"finished"}
-            lost = sorted(rank for rank, state in states.items() if state == "lost")
+            told = await self._told(plan)
+            over = {rank.state for rank in told.values()} == {"finished"}
+            lost = sorted(number for number, rank in told.items() if rank.state == "lost")
             with_steps = asyncio.create_task(log.changed())
             await asyncio.wait([with_steps], timeout=LAST_STEPS_S if over else 1.0)
             with_steps.cancel()
             after = log.after(plan.job, ranks, plan.epoch_to)
             complete = all(len(after[rank]) >= steps for rank in ranks)
+            heard = {rank: len(after[rank]) for rank in ranks}
+            self.tell(Wanting(wants(plan.members, steps, heard, told)))
         before = log.before(plan.job, ranks, plan.epoch_to, policy.band_steps)
         return Watched(before, {rank: after[rank][:steps] for rank in ranks}, [] if complete else lost)
 
-    async def _states(self, plan: Plan) -> dict[int, str]:
+    async def _told(self, plan: Plan) -> dict[int, Told]:
         """What agents say of the new membership's ranks, as far as they answer.
 
         "lost" is the agent's own word: the process is gone. A session that merely reconnects is not. While
@@ -242,13 +261,16 @@ class Driver:
         except AgentError:
             return {}
         sessions = {member.session for member in plan.members if member.role != "source"}
-        told = [node.status for node in nodes.values() if node.reachable and node.status]
-        states = {
-            rank.rank: rank.state for status in told for rank in status.ranks if rank.session in sessions
+        statuses = [node.status for node in nodes.values() if node.reachable and node.status]
+        told = {
+            rank.rank: Told(rank.state, rank.epoch, rank.step)
+            for status in statuses
+            for rank in status.ranks
+            if rank.session in sessions
         }
-        if "standing" in states.values():
-            answering = {status.node for status in told}
+        if any(rank.state == "standing" for rank in told.values()):
+            answering = {status.node for status in statuses}
             for member in plan.members:
                 if member.role == "target" and member.node in answering:
-                    states.setdefault(member.rank, "lost")
-        return states
+                    told.setdefault(member.rank, Told("lost", plan.epoch_to, -1))
+        return told

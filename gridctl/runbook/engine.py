@@ -29,6 +29,7 @@ from gridctl.runbook.events import (
     Send,
     Started,
     Stop,
+    Wanting,
     Watch,
     Watched,
 )
@@ -73,6 +74,8 @@ def advance(state: RunState, event: Event) -> Advance:
             return _observed(state, event)
         case Watched() if state.stage == "calls":
             return _watched(state, event)
+        case Wanting() if state.stage == "calls":
+            return _wanting(state, event), []
         case Deadline() if event.token == _token(state):
             return _deadline(state)
     return state, []
@@ -195,6 +198,11 @@ def _watched(state: RunState, event: Watched) -> Advance:
     if verdict.problem:
         return _fail(state, Problem("out-of-band", verdict.problem))
     return _complete(state, [msgspec.to_builtins(verdict)])
+
+
+def _wanting(state: RunState, event: Wanting) -> RunState:
+    text = f"step {state.step}: not within {_step(state.plan, state.step).deadline_s:g} s: {event.text}"
+    return _put(state, problem=Problem("rank-silent", text))
 
 
 def _deadline(state: RunState) -> Advance:

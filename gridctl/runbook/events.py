@@ -47,6 +47,13 @@ class Watched:
 
 
 @dataclass(frozen=True)
+class Wanting:
+    """What a watch still waits for, so that its end can say so."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Deadline:
     """The time for `token` (from `Arm`) is over."""
 
@@ -70,7 +77,7 @@ class Halted:
     text: str
 
 
-Event = Started | Observed | OpEnded | Watched | Deadline | BackAsked | Halted
+Event = Started | Observed | OpEnded | Watched | Wanting | Deadline | BackAsked | Halted
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ their median. A slower median is told but does not hold the run: it is a finding
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
-from gridagent.wire import StepEntry
+from gridagent.wire import Member, StepEntry
 
 GRAD_NORM_FACTOR = 4.0
 STEP_TIME_FACTOR = 2.0
@@ -28,6 +29,29 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     step_s_before: float = 0.0
     step_s_after: float = 0.0
+
+
+class Told(NamedTuple):
+    """What an agent says of a rank of the new membership, from what it heard of the process itself."""
+
+    state: str
+    epoch: int
+    step: int  #: the newest that has ended
+
+
+def wants(members: Iterable[Member], steps: int, heard: Mapping[int, int], told: Mapping[int, Told]) -> str:
+    """What a watch of so many steps still lacks: a job that stands and records that do not come look alike
+    from afar. `heard`: rank -> its steps of the new epoch in the stream.
+    """
+    nodes = {member.rank: member.node for member in members if member.role != "source"}
+    texts = []
+    for rank in sorted(rank for rank, count in heard.items() if count < steps):
+        seen = told.get(rank)
+        says = f"{seen.state}, epoch {seen.epoch}, step {seen.step}" if seen else "nothing of it"
+        texts.append(
+            f"rank {rank} on {nodes[rank]}: {heard[rank]} of {steps} steps came, its agent says {says}"
+        )
+    return "; ".join(texts)
 
 
 def judge(before: Entries, after: Entries) -> Verdict:
