@@ -10,6 +10,7 @@ from gridagent.journal import Journal, JournalError, JournalFull, JournalLocked,
 from gridctl.assess.rates import tables
 from gridctl.assess.record import FleetRecord
 from gridctl.control.incidents import Incidents
+from gridctl.detect.standing import Death
 from gridctl.errors import GridctlError, Refused
 from gridctl.home import Home
 from gridctl.model.plans import Plan
@@ -32,6 +33,7 @@ class Ledger:
         self.freezes: dict[str, dict[str, Any]] = {}  #: scope -> the newest freeze or thaw of it
         self.owed: list[dict[str, Any]] = []  #: of freezes in force: what could not be written yet
         self.missed: dict[str, set[str]] = {}  #: scope -> nodes that this has not reached yet
+        self.deaths: dict[str, Death] = {}  #: job -> the last death of one of its ranks
         self.said: set[tuple[Any, ...]] = set()  #: what was journaled of the stream: never twice
         self._news = asyncio.Event()
         try:
@@ -160,6 +162,8 @@ class Ledger:
             self.runs[data["run"]] = (plan_id, state)
         elif record.kind == "audit":
             self._take_audit(data)
+        elif death := data.get("death"):
+            self.deaths[data["job"]] = msgspec.convert(death, Death)
         if key := data.get("key"):
             self.said.add(tuple(key))
         self.incidents.take(record)

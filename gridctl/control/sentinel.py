@@ -67,7 +67,7 @@ class Sentinel:
         self._jobs: dict[str, set[str]] = {}  #: node -> the jobs that have a rank on it
         self._watch = Watch(policy, jobs=self._jobs)
         self._ingest = Ingest(policy, self._watch)
-        self._standing = Standing()
+        self._standing = Standing(ledger.deaths)
         self._now_unix_s = steady_clock()
         self._proposals: set[asyncio.Task[None]] = set()
         self._handovers: dict[str, tuple[str, str]] = {}  #: hand-over -> (incident, run)
@@ -163,6 +163,8 @@ class Sentinel:
             return
         incident = self._incident(output)
         data = {**data, "key": key, "incident": incident.id if incident else ""}
+        if isinstance(output, Finding) and output.kind == RANK_DIED:
+            data["death"] = msgspec.to_builtins(self._standing.death(output.job), order="sorted")
         self._ledger.append("finding" if isinstance(output, Finding | Verdict) else "decision", data)
         if isinstance(output, Decision) and incident and output.decision == "swap_now":
             task = asyncio.ensure_future(self._until_proposed(incident, output))

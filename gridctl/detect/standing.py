@@ -4,7 +4,7 @@ The fault of such a finding is "unknown"; "app" where a person should look at th
 "monitor" where a rank's node does not answer, so that its process may live.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -24,15 +24,15 @@ ENDED = "the processes of that run of the job have ended"
 _ALIVE = ("training", "standing", "unknown")
 
 
-class _Death(msgspec.Struct, frozen=True, kw_only=True):
+class Death(msgspec.Struct, frozen=True, kw_only=True):
     """The last death of a job's run. A scheduler starts the next run under the same name, perhaps from the
     same step: it is known by its sessions, none of which is among `others`."""
 
     epoch: int
     step: int
     again: bool  #: this step had killed one before
-    told: dict[str, Finding]  #: session -> what was said of it, of every rank that died in this run
     others: frozenset[str]  #: sessions of the ranks that lived then, or when it last trained
+    told: dict[str, Finding] = {}  #: session -> what was said of it, of every rank that died in this run
 
 
 class Standing:
@@ -42,8 +42,10 @@ class Standing:
     batch, too little memory): then a person decides.
     """
 
-    def __init__(self) -> None:
-        self._deaths: dict[str, _Death] = {}
+    def __init__(self, deaths: Mapping[str, Death] | None = None) -> None:
+        """`deaths`: job -> what an earlier one knew, see `death`."""
+        self._deaths = dict(deaths or {})
+        self._recalled = set(self._deaths)  #: jobs of whose run nobody has been seen yet
         self._waiting: list[Finding] = []
         self._fates: dict[str, str] = {}  #: job -> what has become of it
         self._seen: set[str] | None = None  #: all jobs that there are; None: not all are known
@@ -53,10 +55,17 @@ class Standing:
         told what it has, so what nobody reports is not there."""
         known = {job.name: job for job in jobs}
         self._waiting, self._fates, self._seen = [], {}, set(known) if heard else None
-        for name in self._deaths.keys() - known.keys():
+        if heard:
+            self._recalled.clear()
+        for name in self._deaths.keys() - known.keys() - self._recalled:
             del self._deaths[name]
             self._fates[name] = ENDED
         return [output for job in known.values() for output in self._look(job, now_unix_s)]
+
+    def death(self, job: str) -> Death:
+        """What there is to remember of the job's last death, if this is asked anew: all but what was said,
+        which is said again where the job stands."""
+        return msgspec.structs.replace(self._deaths[job], told={})
 
     def stands(self, decision: Decision) -> bool:
         """Is what was decided still to be done?"""
@@ -90,9 +99,9 @@ class Standing:
         found |= {rank.session: _silent(job, rank, now_unix_s) for rank in doubted}
         told |= found
         if fresh:
-            before = _Death(epoch=job.epoch, step=job.step, again=again, told=told, others=_alive(job))
+            before = Death(epoch=job.epoch, step=job.step, again=again, told=told, others=_alive(job))
         elif doubted:
-            before = before or _Death(epoch=-1, step=-1, again=False, told={}, others=_alive(job))
+            before = before or Death(epoch=-1, step=-1, again=False, told={}, others=_alive(job))
             before = msgspec.structs.replace(before, told=told)
         if before is not None:
             self._deaths[job.name] = before
@@ -106,16 +115,22 @@ class Standing:
             for node in sorted({rank.node for rank in fresh}):
                 yield _decided(job, [rank for rank in fresh if rank.node == node], now_unix_s)
 
-    def _of_this_run(self, job: Job) -> _Death | None:
+    def _of_this_run(self, job: Job) -> Death | None:
         """The last death of the run that the job is in; what has become of the job is noted."""
-        alive, death = _alive(job), self._deaths.get(job.name)
+        alive, sessions = _alive(job), {rank.session for rank in job.ranks}
+        death = self._deaths.get(job.name)
+        if death and death.others & sessions:
+            self._recalled.discard(job.name)
+        elif job.name in self._recalled:  # they may be on nodes that have not told yet
+            death = None
         over = not death.others & alive if death else self._seen is not None and not alive
         if over:
             self._fates[job.name] = ENDED
         elif job.state == "training":
             self._fates[job.name] = GOES_ON
-        if death is None or not death.others & {rank.session for rank in job.ranks}:
-            self._deaths.pop(job.name, None)
+        if death is None or not death.others & sessions:
+            if job.name not in self._recalled:
+                self._deaths.pop(job.name, None)
             return None
         # A process that was given up (for want of a word from it) and is back has not died.
         back = {rank.session for rank in job.ranks if rank.state in ("training", "standing")}

@@ -230,3 +230,36 @@ def test_a_run_that_has_not_ended_closes_its_own_incident(watching: Watching) ->
     watching.ledger.append("run", {**run, "state": "failed"})
     watching.see(on[:1], on[1:])
     assert watching.incidents() == [("n2", "lm", "closed")]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_step_that_kills_again_is_for_a_person_whoever_watches_by_then(
+    tmp_path: Path, *, restarted: bool
+) -> None:
+    watching = Watching(tmp_path)
+    watching.see([stood("a", 0)], [stood("a", 1, state="lost")])
+    assert len(watching.proposed) == 1
+    if restarted:
+        watching.close()
+        watching = Watching(tmp_path)
+        watching.see([], [], silent="n1")
+
+    def new(state: str) -> RankStatus:
+        return msgspec.structs.replace(stood("a", 1, epoch=1, state=state), session="a1.new")
+
+    watching.see([stood("a", 0, epoch=1, state="training")], [new("training")])
+    watching.see([stood("a", 0, epoch=1)], [new("lost")])
+    assert len(watching.proposed) == (0 if restarted else 1), "nothing is decided about it"
+    incident = watching.ledger.incidents.all()[-1]
+    assert incident.state == "open"
+    assert "has killed a process before" in incident.findings[-1]["why"][-1]
+    watching.close()
+
+
+def test_a_death_that_nobody_has_answered_is_decided_on_by_the_next_controller(tmp_path: Path) -> None:
+    for _ in range(2):
+        watching = Watching(tmp_path)
+        watching.see([stood("a", 0)], [stood("a", 1, state="lost")])
+        assert len(watching.proposed) == 1
+        assert watching.incidents() == [("n2", "a", "open")]
+        watching.close()
