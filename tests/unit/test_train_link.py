@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,3 +82,26 @@ def test_no_step_is_lost_or_told_twice_while_the_training_goes_on(heard: Heard, 
     link.close(wire.Farewell(reason="finished", step=count, epoch=9))
     reader.join(30)
     assert [step for _, steps in progress(messages) for step in steps] == list(range(count))
+
+
+def test_a_defect_of_what_the_rank_says_of_itself_does_not_silence_it(heard: Heard, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def stumbles() -> wire.Hello:
+        asked.append(1)
+        if len(asked) == 2:  # the first flush
+            raise RuntimeError("changed size during iteration")
+        return hello()
+
+    link = Link(str(tmp_path / "agent.sock"), stumbles)
+    link.step(9, entry(0))
+    link.start()
+    assert progress(heard.until_closed()) == []
+    told: list[wire.Message] = []
+    reader = threading.Thread(target=lambda: told.extend(heard.until_closed()))
+    reader.start()
+    while len(asked) < 3 or not link.connected.wait(30):
+        time.sleep(0.01)
+    link.close(wire.Farewell(reason="finished", step=1, epoch=9))
+    reader.join(30)
+    assert progress(told) == [(9, [0])]

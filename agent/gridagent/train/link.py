@@ -4,7 +4,9 @@ One thread reads and reconnects; every command runs in a thread of its own, so t
 keeps the next from being heard. An agent that is gone costs the training nothing.
 """
 
+import contextlib
 import logging
+import select
 import socket
 import threading
 import time
@@ -16,6 +18,8 @@ from gridagent import framing, wire
 
 _log = logging.getLogger("gridagent.train")
 _FLUSH_S = 0.25
+#: A stopped agent holds a sender up for so long at most, and once only.
+_SEND_S = 1.0
 _PENDING_STEPS_MAX = 100_000
 
 
@@ -57,7 +61,9 @@ class Link:
                 return False
             try:
                 sock.sendall(framing.frame(message))
-            except OSError:
+            except OSError:  # perhaps in the middle of a frame: no other may follow it there
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
                 return False
             return True
 
@@ -83,10 +89,11 @@ class Link:
     def flush(self) -> None:
         """Sends the steps that have not been sent."""
         with self._flush_lock:  # the training thread flushes too, where it stops
+            hello = self._hello()
             # One by one: a step may end at this very moment, and each must go exactly once.
             steps = [self._steps.popleft() for _ in range(len(self._steps))]
             while steps:
-                hello, epoch = self._hello(), steps[0][0]
+                epoch = steps[0][0]
                 entries = [entry for its, entry in steps if its == epoch]
                 if not self.send(wire.Progress(job=hello.job, rank=hello.rank, epoch=epoch, entries=entries)):
                     self._steps.extendleft(reversed(steps))
@@ -114,25 +121,32 @@ class Link:
     def _run(self) -> None:
         wait_s = 0.05
         while not self._closed:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock.settimeout(_SEND_S)
                 sock.connect(self._path)
                 sock.sendall(framing.frame(self._hello()))
+                wait_s = 0.05
+                self._serve(sock)
             except OSError:
+                pass  # nobody is there
+            except Exception:  # else the agent would hear nothing more of a rank that trains on
+                _log.exception("the connection to the agent is made anew")
+            finally:
                 sock.close()
-                time.sleep(wait_s)
-                wait_s = min(wait_s * 2, 1.0)
-                continue
-            wait_s = 0.05
-            sock.settimeout(_FLUSH_S)
-            with self._send_lock:
-                self._sock = sock
-            self.connected.set()
+            time.sleep(wait_s)
+            wait_s = min(wait_s * 2, 1.0)
+
+    def _serve(self, sock: socket.socket) -> None:
+        with self._send_lock:
+            self._sock = sock
+        self.connected.set()
+        try:
             self._read(sock)
+        finally:
             self.connected.clear()
             with self._send_lock:
                 self._sock = None
-            sock.close()
             self._fail_asks()
 
     def _fail_asks(self) -> None:
@@ -143,16 +157,17 @@ class Link:
 
     def _read(self, sock: socket.socket) -> None:
         unframer = framing.Unframer(at_agent=False)
+        incoming = select.poll()
+        incoming.register(sock, select.POLLIN)
         flushed_s = time.monotonic()
         while not self._closed:
             try:
-                data = sock.recv(1 << 16)
-                if not data:
-                    return
-                for message in unframer.feed(data):
-                    self._dispatch(message)
-            except TimeoutError:
-                pass
+                if incoming.poll(_FLUSH_S * 1e3):
+                    data = sock.recv(1 << 16)
+                    if not data:
+                        return
+                    for message in unframer.feed(data):
+                        self._dispatch(message)
             except (OSError, framing.WireError) as error:
                 if not self._closed:
                     _log.warning("lost the connection to the agent: %s", error)
