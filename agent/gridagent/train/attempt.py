@@ -17,22 +17,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed import distributed_c10d as c10d
 
-from gridagent.train.batch import Mark, Opaque, marks
+from gridagent.train.batch import Mark, Opaque, marks, places
 from gridagent.train.context import CONTEXT
 from gridagent.train.driver import EXIT_REQUEUE, end_process
 from gridagent.train.errors import SessionError
-from gridagent.train.memory import Memory
+from gridagent.train.fitness import all_fit, unfit
+from gridagent.train.memory import Memory, Packed, read_loaders
 from gridagent.train.rng import Rng
 from gridagent.train.state import StateError
 from gridagent.train.tolerance import StepAborted, Tolerance
-from gridagent.train.window import Buffers, Window
+from gridagent.train.window import Window
 
 if TYPE_CHECKING:
     from gridagent.train.session import Session
@@ -40,10 +39,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("gridagent.train")
 #: How long a rank stands in a void step before it ends, so that the scheduler requeues the job.
 _HOLD_S = 600.0
-#: So long the ranks may come one after the other to the first attempt before that is told.
-_MEET_S = 20.0
-#: Buffers are compared in every step; more than this in large ones would be felt.
-_LARGE_BUFFERS_BYTES_MAX = 16 << 20
+#: Steps of a process that are looked at for what would keep them from being repeated.
+_LOOKS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +101,9 @@ class Attempts:
         self._kept: list[_Batch] = []  #: the window's batches
         self._again: dict[int, deque[Any]] = {}  #: loader -> batches to be given out once more
         self._rngs: deque[Rng] = deque()  #: random states to be set with them
+        self._positions: dict[str, Packed] = {}  #: where other loaders were as the window began
+        self._contents: list[int] = []  #: of a void step: of what is not put back, as it was void
+        self._looks = _LOOKS
 
     # -------------------------------------------------------------------- what is asked of it
 
@@ -124,6 +124,15 @@ class Attempts:
         self._apply = True
         self._session.leave()
 
+    def spoilt(self) -> str:
+        """Why the step that runs cannot be repeated by this process; "" if it can, as far as is known."""
+        if not self._open or self._window is None:
+            return ""
+        if self._unfed:
+            return "its batch did not come through session.batches()"
+        batches = (why for batch in self._kept if (why := batch.trouble()))
+        return next(batches, "") or self._shared() or self._strayed() or self._window.spoilt()
+
     def rewind(self) -> None:
         """Puts everything back to where the window began. The step can only be repeated after that.
 
@@ -131,7 +140,7 @@ class Attempts:
         """
         if not self._open or self._window is None:
             return
-        if why := self._trouble():
+        if why := self.spoilt():
             raise StateError(why)
         self._window.rewind()
         self._rewound = True
@@ -176,6 +185,8 @@ class Attempts:
         """`batch` is about to be given out: here a window begins, or one more of its batches."""
         if self.used and self._active():
             self._begin()
+            if self._micros == 0 and not self._last:
+                self._positions = self._beside(loader)
             self._last[id(loader)] = _Batch.of(id(loader), batch)
             self._fetched = True
 
@@ -211,6 +222,7 @@ class Attempts:
         self._last.clear()
         self._again.clear()
         self._rngs.clear()
+        self._positions = {}
 
     def vote(self) -> None:
         """Called before anything is applied. Returns if the step is to be applied, else raises."""
@@ -230,6 +242,15 @@ class Attempts:
                 raise StepAborted("this step is void and will be repeated")
         self._voted = True
         self.memory.applied(self._session.step)
+        self._look()
+
+    def _look(self) -> None:
+        """Says in the first steps what would keep them from being repeated: better now than in need."""
+        if self._looks and not self._apply:
+            self._looks -= 1
+            if why := self.spoilt():
+                self._looks = 0
+                _log.warning("if a peer dies in a step like this one, the job ends: %s", why)
 
     # ------------------------------------------------------------------------------- within
 
@@ -239,7 +260,7 @@ class Attempts:
         if self._window is not None or self.off or not session.is_owner:
             return self._window is not None and session.is_owner
         self.off = unfit(session)
-        if session.epoch == 0 and session.world_size > 1 and not _all_fit(session, not self.off):
+        if session.epoch == 0 and session.world_size > 1 and not all_fit(session, not self.off):
             self.off = self.off or "another rank says that its steps cannot be attempts"
         if self.off:
             if CONTEXT.link is not None:
@@ -277,6 +298,8 @@ class Attempts:
             rng = self._rngs.popleft()
             if self._micros == 0 and not rng.same(Rng.read(self._session.state.generators)):
                 self._requeue("the script draws random numbers before it takes a batch, each time other ones")
+            if self._micros == 0:
+                self._undo_between()
             rng.put_back()
         elif self._micros == 0 and self._ended_calls >= 0:
             self.calls_before = CONTEXT.registry.calls - self._ended_calls
@@ -285,11 +308,54 @@ class Attempts:
         else:
             self._window.more()
 
-    def _trouble(self) -> str:
-        """Why the step that runs cannot be repeated by this process; "" if it can, as far as is known."""
-        if self._unfed:
-            return "its batch did not come through session.batches()"
-        return next((why for batch in self._kept if (why := batch.trouble())), "")
+    def _undo_between(self) -> None:
+        """The script came here a second time from the end of its void attempt: what lies between that and the
+        next batch, a scheduler's step say, it has done once already before this window began."""
+        assert self._window is not None
+        try:
+            self._window.rewind()
+        except StateError as error:
+            self._requeue(f"step {self._session.step} cannot be repeated, between two attempts: {error}")
+        if self._contents != self._window.contents():
+            self._requeue(
+                "the script changes parameters or the optimizers' state between two attempts, which cannot be"
+                " undone: do that within session.attempt()"
+            )
+        self._contents = []
+
+    def _shared(self) -> str:
+        """Do two batches of the window lie in the same memory, so that the first is not there any more?"""
+        seen: set[int] = set()
+        for batch in self._kept:
+            if seen & (its := places(batch.marks)):
+                return "the loader gives each batch in the memory of the one before"
+            seen |= its
+        return ""
+
+    def _beside(self, fed: Any) -> dict[str, Packed]:
+        """Where the loaders are that do not feed this window, as far as anybody knows. Draws nothing."""
+        state = self._session.state
+        beside = {name: loader for name, loader in state.loaders.items() if loader is not fed}
+        if not beside or len(beside) == len(state.loaders):  # what feeds it is made of registered ones
+            return {}
+        rng = Rng.read(state.generators)
+        try:
+            return read_loaders(beside)
+        except Exception:  # of the loader's own code; whoever needs its state will say so
+            return {}
+        finally:
+            rng.put_back()
+
+    def _strayed(self) -> str:
+        """Has a registered loader moved whose batches nobody could give out once more?"""
+        if not self._positions:
+            return ""
+        loaders, fed = self._session.state.loaders, {batch.loader for batch in self._kept}
+        now = self._beside(next(loader for name, loader in loaders.items() if name not in self._positions))
+        strayed = [
+            name for name in now if id(loaders[name]) not in fed and now[name] != self._positions[name]
+        ]
+        return f"batches of {', '.join(strayed)} do not come through session.batches()" if strayed else ""
 
     def _leave(self, tolerance: Tolerance, error: BaseException | None) -> bool:
         if not (tolerance.failure or self._aborted) or (error and not isinstance(error, Exception)):
@@ -310,12 +376,12 @@ class Attempts:
         except StateError as cause:
             self._requeue(f"step {self._session.step} cannot be repeated: {cause}")
         assert self._window is not None
-        rngs = deque(self._window.rngs)
+        rngs, contents = deque(self._window.rngs), self._contents
         again: dict[int, deque[Any]] = {}
         for batch in self._kept:
             again.setdefault(batch.loader, deque()).append(batch.value)
         self._close()
-        self._rngs, self._again = rngs, again
+        self._rngs, self._again, self._contents = rngs, again, contents
         return True
 
     def _failed_vote(self) -> str:
@@ -344,11 +410,13 @@ class Attempts:
         why = tolerance.failure
         if tolerance.buckets_spoilt:
             self._requeue(f"DDP's exchange of its bucket layout failed ({why}), which cannot be repeated")
-        if self._open and (trouble := self._trouble()):
+        if trouble := self.spoilt():
             self._requeue(f"step {session.step} is void ({why}) and cannot be repeated: {trouble}")
         if not tolerance.terminal(hold_s):
             self._requeue(f"collectives of the old groups have not ended within {hold_s:g} s ({why})")
         _log.warning("step %d is void, rank %d stands: %s", session.step, session.rank, why)
+        if self._open and self._window is not None:
+            self._contents = self._window.contents()
         self.void = True
         session.stand(True)
         while True:
@@ -376,56 +444,3 @@ class Attempts:
             file=sys.stderr,
         )
         end_process(session, "failed", EXIT_REQUEUE)
-
-
-def _all_fit(session: "Session", fit: bool) -> bool:
-    """Are all ranks fit? One that votes alone would wait for ever.
-
-    Asked over the store and not by a collective: a rank whose script does not call `attempt` would meet that
-    with a collective of its own. Raises `SessionError` if a rank does not come within the group's time-out.
-    """
-    store, world = c10d._get_default_store(), cast(Any, dist.group.WORLD)
-    keys = {rank: f"gridagent/attempt/{rank}" for rank in range(session.world_size)}
-    store.set(keys[session.rank], str(int(fit)))
-    begun_s, told = time.monotonic(), False
-    while missing := [rank for rank, key in keys.items() if not store.check([key])]:
-        waited_s = time.monotonic() - begun_s
-        late = f"after {waited_s:.0f} s rank {', '.join(map(str, missing))} did not come to session.attempt()"
-        if waited_s > world.timeout.total_seconds():
-            raise SessionError(f"{late}: it must enclose the step on every rank")
-        if waited_s > _MEET_S and not told:
-            told = True
-            _log.warning("%s: is it slow, or does the script not call it on every rank?", late)
-        time.sleep(0.005)
-    return all(store.get(key) == b"1" for key in keys.values())
-
-
-def unfit(session: "Session") -> str:
-    """Why a step of this session cannot be repeated; "" if it can."""
-    if CONTEXT.link is None:
-        return "there is no agent here"
-    if session.world_size < 2:
-        return "there is only one rank"
-    if not session.feeds:
-        return "no batch comes through session.batches(): a repeated step would get another one"
-    for name, module in session.state.modules.items():
-        if any(hasattr(parameter, "_local_tensor") for parameter in module.parameters()) or any(
-            type(child).__name__ == "FullyShardedDataParallel" for child in module.modules()
-        ):
-            return f"{name} is sharded: only replicas can stand in for each other"
-    for name, optimizer in session.state.optimizers.items():
-        if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
-            return f"{name} is sharded: only replicas can stand in for each other"
-    ddp = [m for m in session.state.modules.values() if isinstance(m, nn.parallel.DistributedDataParallel)]
-    if not ddp:
-        return "no DistributedDataParallel is registered"
-    if any(module.process_group.size() != session.world_size for module in ddp):
-        return "a DistributedDataParallel does not span all ranks"
-    try:
-        session.state.inventory(loaders=False)
-    except StateError as error:
-        return str(error)
-    large_bytes = Buffers(session.state).large_bytes
-    if large_bytes > _LARGE_BUFFERS_BYTES_MAX:
-        return f"{large_bytes >> 20} MiB of large buffers are too much to compare in each step"
-    return ""

@@ -27,6 +27,11 @@ def marks(batch: Any) -> list[Mark]:
     return list(_marks(batch, 0))
 
 
+def places(found: list[Mark]) -> set[int]:
+    """Where in memory the tensors of a batch lie, from its marks."""
+    return {mark[1] for mark in found if len(mark) == 3 and mark[0] == "tensor" and mark[1]}
+
+
 def _marks(value: Any, depth: int) -> Iterator[Mark]:
     if depth > _DEPTH_MAX:
         raise Opaque("a nest too deep, or one that holds itself")
@@ -43,7 +48,7 @@ def _marks(value: Any, depth: int) -> Iterator[Mark]:
 def _own(value: Any) -> Mark | None:
     """The mark of a value without others inside."""
     if isinstance(value, Tensor):
-        return (value.data_ptr(), value._version)
+        return ("tensor", value.data_ptr(), value._version)
     if isinstance(value, _PLAIN):
         return (value,)
     if isinstance(value, bytearray):

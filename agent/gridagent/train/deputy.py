@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gridagent.train.memory import Boundary, Keeper, Packed, Ward, packed
 from gridagent.train.rng import Rng
-from gridagent.train.state import Entry, RankState, StateError, rng_entries_of
+from gridagent.train.state import Entry, RankState, StateError, attribute_entries, rng_entries_of
 from gridagent.train.window import Kept, Window
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def objection(session: "Session") -> str:
     ward = keeper.wards.get(session.step) if keeper is not None else None
     if ward is None:
         return ""  # it is not asked for
+    if why := attempts.spoilt() or attempts.window.moved_on():
+        return why
     if attempts.calls_before > 0:
         return _CALLED_BEFORE
     return ward.letter.unusable and f"the memory of it cannot be used: {ward.letter.unusable}"
@@ -85,7 +87,7 @@ def ward_digest(window: Window, keeper: Keeper, ward: Ward) -> str:
         packed(window.ended_trees[name]) if name in ward.alike else letter.trees[name]
         for name in window.ended_trees
     ]
-    objects = [*letter.extra, *trees, *letter.loaders.values()]
+    objects = [*letter.extra, *trees, *letter.loaders.values(), window.ended_attributes]
     return keeper.digest(letter.rng, keeper.buffers.replaced(ward.copy, live), objects)
 
 
@@ -111,6 +113,7 @@ def of_boundary(
     entries = _replica(state, window, values)
     for (name, _), kept in zip(keeper.buffers.extra, ended.extra, strict=True):
         entries += [replace(entry, category="buffers") for entry in kept.entries(name)]
+    entries += _attributes(window)
     for name in state.trees:
         entries += window.ended_trees[name].entries(name)
     for name in state.loaders:
@@ -140,6 +143,7 @@ def assemble(
     entries = _replica(state, window, values)
     for (name, _), extra in zip(keeper.buffers.extra, letter.extra, strict=True):
         entries += _unpacked(name, "buffers", extra)
+    entries += _attributes(window)
     for name in state.trees:
         entries += _tree(name, ward, window.ended_trees[name])
     for name in state.loaders:
@@ -158,6 +162,11 @@ def _replica(state: RankState, window: Window, buffers: dict[str, Tensor]) -> li
             elif entry.name in buffers:
                 entries.append(Entry(entry.name, "buffers", buffers[entry.name]))
     return entries
+
+
+def _attributes(window: Window) -> list[Entry]:
+    """The modules' plain values as they are here: of a dead rank the mark says whether they were the same."""
+    return [e for name, its in window.ended_attributes.items() for e in attribute_entries(name, its)]
 
 
 def _tree(name: str, ward: Ward, now: Kept) -> list[Entry]:

@@ -25,7 +25,7 @@ from gridagent.train.fingerprint import MarkFile, fingerprint
 from gridagent.train.packing import memory_of
 from gridagent.train.rng import Rng
 from gridagent.train.state import Entry, RankState, StateError, tree_entries
-from gridagent.train.window import BufferCopy, Buffers, Kept, digest_of, keep_trees
+from gridagent.train.window import BufferCopy, Buffers, Kept, changed_attributes, digest_of, keep_trees
 
 if TYPE_CHECKING:
     from gridagent.train.session import Session
@@ -119,6 +119,7 @@ class Boundary:
     extra: list[Kept]
     trees: dict[str, Kept]
     loaders: dict[str, Packed]
+    attributes: dict[str, dict[str, Any]]
 
 
 class Keeper:
@@ -211,9 +212,10 @@ class Keeper:
         own, self.ended = self._own, None
         if own is None:
             return
-        at_end = self._read_loaders() if loaders else own.loaders
+        at_end = read_loaders(self._state.loaders) if loaders else own.loaders
         rng, copy = Rng.read(self._state.generators), self.buffers.copy()
-        now = Boundary(own.step + 1, rng, copy, self._read_extra(), keep_trees(self._state), at_end)
+        trees, attributes = keep_trees(self._state), changed_attributes(self._state)
+        now = Boundary(own.step + 1, rng, copy, self._read_extra(), trees, at_end, attributes)
         self.ended = now
         changed = [] if own.rng.same(now.rng) else ["random states"]
         self.tail |= self.buffers.changed(own.buffers, now.buffers, self.tail)
@@ -238,7 +240,7 @@ class Keeper:
 
     def _read(self, step: int) -> _Own:
         rng = Rng.read(self._state.generators)
-        loaders = self._read_loaders()
+        loaders = read_loaders(self._state.loaders)
         drawn = bool(loaders) and not torch.equal(torch.get_rng_state(), rng.tensors["rng/torch"])
         if drawn:
             rng.put_back()
@@ -248,22 +250,25 @@ class Keeper:
     def _read_extra(self) -> list[Kept]:
         return [Kept.of(name, module.get_extra_state()) for name, module in self.buffers.extra]
 
-    def _read_loaders(self) -> dict[str, Packed]:
-        return {
-            name: _packed_entries(tree_entries(name, "other", loader.state_dict()))
-            for name, loader in self._state.loaders.items()
-        }
-
     def fingerprint(self) -> str:
         """Of our own state at the end of the step that `check_tail` looked at last; "" if it did not."""
         if (now := self.ended) is None:
             return ""
         objects = [*map(packed, now.extra), *map(packed, now.trees.values()), *now.loaders.values()]
-        return self.digest(now.rng.pack(), now.buffers, objects)
+        return self.digest(now.rng.pack(), now.buffers, [*objects, now.attributes])
 
-    def digest(self, rng: bytes, copy: BufferCopy, objects: list[Packed]) -> str:
-        """Equal for equal states of two ranks. `objects`: extra states, registered objects, loaders."""
+    def digest(self, rng: bytes, copy: BufferCopy, objects: list[Any]) -> str:
+        """Equal for equal states of two ranks. `objects`: extra states, registered objects, loaders, and what
+        was changed of the modules' plain values."""
         return fingerprint(self._layout, rng, copy.flats, [*map(digest_of, copy.large), *objects])
+
+
+def read_loaders(loaders: dict[str, Any]) -> dict[str, Packed]:
+    """Where loaders are. Raises `StateError`, and whatever their own code raises."""
+    return {
+        name: _packed_entries(tree_entries(name, "other", loader.state_dict()))
+        for name, loader in loaders.items()
+    }
 
 
 def packed(kept: Kept) -> Packed:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gridagent.train.attributes import Attributes
 from gridagent.train.packing import PackError, memory_of, pack, unpack
 from gridagent.train.rng import Rng
 
@@ -76,6 +77,7 @@ class RankState:
 
     def __init__(self) -> None:
         self.modules: dict[str, nn.Module] = {}
+        self.attributes: dict[str, Attributes] = {}  #: of the modules
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.trees: dict[str, Any] = {}  #: objects with state_dict/load_state_dict, or dicts
         self.loaders: dict[str, Any] = {}  #: same, but reading their state may have side effects
@@ -87,6 +89,7 @@ class RankState:
             raise StateError(f"two objects are registered as {name!r}")
         if isinstance(value, nn.Module):
             self.modules[name] = value
+            self.attributes[name] = Attributes(unwrap(value))
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizers[name] = value
         elif isinstance(value, torch.Generator):
@@ -110,6 +113,7 @@ class RankState:
         entries: list[Entry] = []
         for name, module in self.modules.items():
             entries += _module_entries(name, unwrap(module))
+            entries += attribute_entries(name, self.attributes[name].now())
         for name, optimizer in self.optimizers.items():
             entries += _optimizer_entries(name, optimizer)
         for name, tree in self.trees.items():
@@ -182,6 +186,7 @@ class RankState:
         try:
             for name, module in self.modules.items():
                 _apply_extra_state(name, unwrap(module), received)
+                self.attributes[name].put(_received_tree(f"{name}#attributes", received))
             for name, optimizer in self.optimizers.items():
                 _apply_optimizer(name, optimizer, received)
             for name, tree in {**self.trees, **self.loaders}.items():
@@ -225,6 +230,11 @@ def _module_entries(name: str, module: nn.Module) -> list[Entry]:
     for path, child in with_extra_state(module):
         entries += tree_entries(f"{name}/{path}#extra", "buffers", child.get_extra_state())
     return entries
+
+
+def attribute_entries(name: str, changed: dict[str, Any]) -> list[Entry]:
+    """The plain values of a registered module in the form in which a rank's state moves."""
+    return tree_entries(f"{name}#attributes", "other", changed)
 
 
 def with_extra_state(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:

@@ -7,6 +7,7 @@ and `rewind` refuses if something did.
 
 import hashlib
 import weakref
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -218,6 +219,11 @@ def keep_trees(state: RankState) -> dict[str, Kept]:
     }
 
 
+def changed_attributes(state: RankState) -> dict[str, dict[str, Any]]:
+    """What training has changed of the modules' plain values."""
+    return {name: its.now() for name, its in state.attributes.items()}
+
+
 def _equal(one: Tensor, two: Tensor) -> bool:
     return one.dtype == two.dtype and one.shape == two.shape and torch.equal(one, two)
 
@@ -233,10 +239,14 @@ class Window:
         self._copy = BufferCopy([], [])
         self._extra: list[Kept] = []
         self._trees: dict[str, Kept] = {}
+        self._attributes: list[list[Any]] = []
+        self._optimizers: list[Any] = []
         self._groups: list[list[dict[str, Any]]] = []
         self.ended_trees: dict[str, Kept] = {}  #: as the step before ended
+        self.ended_attributes: dict[str, dict[str, Any]] = {}  #: the same, see `Attributes.changed`
         self._ended_groups: list[list[dict[str, Any]]] = []
         self._ended_versions: list[int] = []
+        self._ended_optimizers: list[Any] = []
         self.trouble = ""  #: why nothing was kept as this window began
         self._ended_trouble = ""
         self._versions: list[int] = []
@@ -254,12 +264,51 @@ class Window:
         """
         self._ended_trouble = _trouble(lambda: self._keep_boundary(trees))
 
+    def spoilt(self) -> str:
+        """Why the step that runs cannot be repeated: it has changed what `rewind` does not put back."""
+        if self.trouble:
+            return self.trouble
+        if [parameter._version for parameter in self._parameters] != self._versions:
+            return "parameters were changed before the optimizers' step"
+        if self._read_optimizers() != self._optimizers:
+            return "the optimizers' state was changed before their step: do it after"
+        now = keep_trees(self._state)
+        for name, kept in self._trees.items():
+            if kept.large_changed(now[name]):
+                return f"{name} changed a large tensor before the optimizers' step: do it after"
+        return ""
+
+    def moved_on(self) -> str:
+        """Why this rank's state at the end of the step before cannot be told any more; "" if it can."""
+        if self._ended_trouble:
+            return self._ended_trouble
+        if self._ended_versions != [parameter._version for parameter in self._parameters]:
+            return "parameters were changed between end_step and the next batch"
+        if self._ended_optimizers != self._read_optimizers():
+            return "the optimizers' state was changed between end_step and the next batch"
+        for name, kept in keep_trees(self._state).items():
+            if kept.large_changed(self.ended_trees[name]):
+                return f"{name} changed a large tensor between end_step and the next batch"
+        return ""
+
+    def contents(self) -> list[int]:
+        """Checksums of all that `rewind` does not put back, by content: reads every byte of it."""
+        tensors = [*self._parameters]
+        for optimizer in self._state.optimizers.values():
+            tensors += [v for its in optimizer.state.values() for v in its.values() if isinstance(v, Tensor)]
+        for kept in self._trees.values():
+            pairs = zip(kept.tensors, kept.copies, strict=True)
+            tensors += [tensor for tensor, copy in pairs if copy is None]
+        return [zlib.crc32(memory_of(local(tensor).cpu().contiguous())) for tensor in tensors]
+
     def _keep(self) -> None:
         state = self._state
         self.rngs = [Rng.read(state.generators)]
         self._copy = self.buffers.copy()
         self._extra = [Kept.of(name, module.get_extra_state()) for name, module in self.buffers.extra]
         self._trees = keep_trees(state)
+        self._attributes = [attributes.read() for attributes in state.attributes.values()]
+        self._optimizers = self._read_optimizers()
         self._groups = self._read_groups()
         self._versions = [parameter._version for parameter in self._parameters]
         self._without = [parameter.grad is None for parameter in self._parameters]
@@ -267,21 +316,18 @@ class Window:
     def _keep_boundary(self, trees: dict[str, Kept] | None) -> None:
         self._ended_versions = [parameter._version for parameter in self._parameters]
         self.ended_trees = keep_trees(self._state) if trees is None else trees
+        self.ended_attributes = changed_attributes(self._state)
+        self._ended_optimizers = self._read_optimizers()
         self._ended_groups = self._read_groups()
 
     @contextmanager
     def as_ended(self) -> Iterator[None]:
         """Within, the optimizers' groups have the values that they had as the step before ended.
 
-        Raises `StateError` if parameters or large tensors have changed since.
+        Raises `StateError` if something else has changed since.
         """
-        if self._ended_trouble:
-            raise StateError(self._ended_trouble)
-        if self._ended_versions != [parameter._version for parameter in self._parameters]:
-            raise StateError("parameters were changed between end_step and the next batch")
-        for name, kept in keep_trees(self._state).items():
-            if kept.large_changed(self.ended_trees[name]):
-                raise StateError(f"{name} changed a large tensor between end_step and the next batch")
+        if why := self.moved_on():
+            raise StateError(why)
         now = self._read_groups()
         self._put_back_groups(self._ended_groups)
         try:
@@ -291,6 +337,15 @@ class Window:
 
     def _read_groups(self) -> list[list[dict[str, Any]]]:
         return [_plain_groups(optimizer) for optimizer in self._state.optimizers.values()]
+
+    def _read_optimizers(self) -> list[Any]:
+        """What each parameter's state in the optimizers is, tensors by identity and version."""
+        return [
+            _mark(value) if isinstance(value, Tensor) else value
+            for optimizer in self._state.optimizers.values()
+            for its in optimizer.state.values()
+            for value in its.values()
+        ]
 
     def _put_back_groups(self, groups_of: list[list[dict[str, Any]]]) -> None:
         for optimizer, groups in zip(self._state.optimizers.values(), groups_of, strict=True):
@@ -304,19 +359,16 @@ class Window:
     def rewind(self) -> None:
         """Puts everything back to where the window began. Raises `StateError` if that cannot be done."""
         state = self._state
-        if self.trouble:
-            raise StateError(self.trouble)
-        if [parameter._version for parameter in self._parameters] != self._versions:
-            raise StateError("parameters were changed before the optimizers' step")
+        if why := self.spoilt():
+            raise StateError(why)
         now = keep_trees(state)
-        for name, kept in self._trees.items():
-            if kept.large_changed(now[name]):
-                raise StateError(f"{name} changed a large tensor before the optimizers' step: do it after")
         for name, kept in self._trees.items():
             if not kept.same(now[name]):
                 _put_back_tree(state.trees[name], kept)
             if isinstance(scaler := state.trees[name], torch.amp.GradScaler):
                 scaler._per_optimizer_states.clear()
+        for attributes, values in zip(state.attributes.values(), self._attributes, strict=True):
+            attributes.put_back(values)
         self._put_back_groups(self._groups)
         for parameter, without in zip(self._parameters, self._without, strict=True):
             if without:

@@ -12,6 +12,7 @@ import numpy as np
 import record
 import torch
 import torch.distributed as dist
+import zoo
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from zoo import Training, adamw, net
@@ -27,6 +28,8 @@ class Hostile:
     batches: Callable[[Session, Any], Iterator[Any]] = lambda session, loader: session.batches(loader)
     wrap: Callable[[Any], Any] = lambda loader: loader
     after_epoch: Callable[[], None] = lambda: None
+    behind: Callable[[], None] = lambda: None  #: after each attempt, before the next batch
+    micro_batches: int = 1
 
 
 KINDS: dict[str, Callable[..., Hostile]] = {}
@@ -211,6 +214,110 @@ def epoch() -> Hostile:
     return Hostile(Training(model, adamw(model)), after_epoch=after_epoch)
 
 
+def _schedule(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+
+
+@kind
+def behind(what: str) -> Hostile:
+    """The script goes on changing its state after the attempt: after a void one that comes a second time."""
+    model = DDP(net())
+    optimizer = adamw(model)
+    schedule = _schedule(optimizer)
+
+    def lower() -> None:
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.99
+
+    def damp() -> None:
+        for its in optimizer.state.values():
+            its["exp_avg"].mul_(0.99)
+
+    def decay() -> None:
+        for parameter in model.parameters():
+            parameter.data.mul_(0.999)
+
+    done = {"schedule": schedule.step, "rate": lower, "moments": damp, "data": decay}
+    return Hostile(Training(model, optimizer, more={"schedule": schedule}), behind=done[what])
+
+
+@kind
+def moments() -> Hostile:
+    """Every third step halves the optimizer's moments before its own step."""
+    model = DDP(net())
+    optimizer = adamw(model)
+    step = [0]
+
+    def before_step(session: Session) -> None:
+        step[0] = session.step
+
+    def apply() -> None:
+        optimizer.step()
+
+    def forward(batch: Tensor) -> Tensor:
+        if step[0] % 3 == 0:
+            for its in optimizer.state.values():
+                its["exp_avg"].mul_(0.5)
+        loss: Tensor = model(batch).square().mean()
+        return loss
+
+    return Hostile(Training(model, optimizer, forward, apply=apply, before_step=before_step))
+
+
+@kind
+def flags() -> Hostile:
+    """See `zoo.attributes`."""
+    return Hostile(zoo.attributes())
+
+
+@kind
+def two_loaders() -> Hostile:
+    """Batches of a second loader, registered as well, do not come through the session."""
+    model = DDP(net())
+    second = data.Loader(100 + dist.get_rank())
+    batches: list[Iterator[Tensor]] = []
+
+    def before_step(_session: Session) -> Tensor:
+        for _ in range(2):
+            batches[:] = batches or [iter(second)]
+            if (batch := next(batches[0], None)) is not None:
+                break
+            batches.clear()
+        loss: Tensor = batch.square().mean() * 0.1
+        return loss
+
+    return Hostile(Training(model, adamw(model), before_step=before_step, more={"second": second}))
+
+
+@kind
+def stage() -> Hostile:
+    """Two micro-batches a step, which the loader gives in one and the same memory."""
+    model = DDP(net())
+    memory = np.empty((16, data.FEATURES), dtype=np.float32)
+
+    def form(batch: Tensor) -> Tensor:
+        memory[: len(batch)] = batch.numpy()
+        return torch.from_numpy(memory[: len(batch)])
+
+    training = Training(model, adamw(model))
+    return Hostile(training, wrap=lambda loader: Wrapped(loader, form), micro_batches=2)
+
+
+@kind
+def head() -> Hostile:
+    """A part that each rank trains for itself."""
+    model = DDP(net())
+    torch.manual_seed(70 + dist.get_rank())
+    own = nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW([*model.parameters(), *own.parameters()], lr=1e-2)
+
+    def forward(batch: Tensor) -> Tensor:
+        loss: Tensor = own(model(batch)).square().mean()
+        return loss
+
+    return Hostile(Training(model, optimizer, forward, more={"head": own}))
+
+
 def main() -> None:
     dist.init_process_group("grid", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
@@ -232,10 +339,12 @@ def main() -> None:
                 if extra is not None:
                     loss = loss + extra
                 loss.backward()
-                apply()
-                training.optimizer.zero_grad()
-                record.wrote(session, loss)
-                session.end_step(loss=loss)
+                if session.micro == hostile.micro_batches - 1:
+                    apply()
+                    training.optimizer.zero_grad()
+                    record.wrote(session, loss)
+                    session.end_step(loss=loss)
+            hostile.behind()
             if session.step >= record.STEPS:
                 break
         hostile.after_epoch()

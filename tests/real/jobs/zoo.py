@@ -315,6 +315,22 @@ def functional() -> Training:
 
 
 @kind
+def attributes() -> Training:
+    """What modules keep beside parameters and buffers decides what they compute, and changes."""
+    model = DDP(net(norm=True))
+    norm, drop = model.module[1], model.module[3]
+
+    def before_step(session: Session) -> Tensor:
+        if session.step == 5:
+            norm.eval()
+        drop.p *= 0.97
+        drop.calls = getattr(drop, "calls", 0) + 1
+        return torch.tensor(0.01 * drop.calls)
+
+    return Training(model, adamw(model), before_step=before_step)
+
+
+@kind
 def side_thread() -> Training:
     """A collective per run in a thread beside; rank 2 takes part only once it has begun step 18."""
     model = DDP(net())
