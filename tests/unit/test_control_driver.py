@@ -1,7 +1,7 @@
 """The watch of a swap as the controller's driver does it: what its end says, and whose silence it is."""
 
 import asyncio
-import time
+import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -96,7 +96,7 @@ def test_a_controller_that_slept_past_the_deadline_first_hears_what_has_come() -
     def look() -> Mapping[str, Node]:
         if not slept:
             slept.append(True)
-            time.sleep(1.5)  # all of the process: a stalled disk, a stopped machine
+            threading.Event().wait(1.5)  # all of the process: a stalled disk, a stopped machine
             for number in range(3):
                 for index in range(60, 60 + STEPS):
                     asyncio.get_running_loop().call_later(0.05, log.feed, step(number, index))
