@@ -385,8 +385,8 @@ def _risks(selection: Selection, launches: Sequence[LaunchSpec]) -> Iterator[str
         if spec.withheld:
             yield (
                 f"{spec.withheld} environment variable(s) of rank {spec.rank} look like secrets (*KEY*,"
-                " *TOKEN*, *PASS* ... in the name, or a login in the value): nobody compares them, so a script"
-                " must not compute with them"
+                " *TOKEN*, *PASS* ... in the name, or a login in the value): nobody compares them, so a"
+                " script must not compute with them"
             )
 
 
