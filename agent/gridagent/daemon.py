@@ -114,6 +114,7 @@ class Daemon:
             ranks=self.sessions.ranks(),
             spares=self.sessions.spares(),
             complete=self.sessions.complete,
+            marks=self.sessions.marks(),
             running_op=self.desk.running,
             stream_seq=self.spool.seq,
         )

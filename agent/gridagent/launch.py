@@ -1,41 +1,19 @@
-"""How a rank was started: registered by `gridagent exec`, so that a spare can become it.
-
-Environment values are kept by an allow-list of names, and a name that looks like a secret's is
-never kept, whatever the list says.
-"""
+"""How a rank was started: registered by `gridagent exec`, so that a spare can become it."""
 
 import os
 import re
 import sys
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
 
+from gridagent.environment import carried, withheld
 from gridagent.errors import AgentError
 from gridagent.home import AgentConfig, Home
 from gridagent.identity import write_file
 from gridagent.names import job_flaw
 from gridagent.redact import is_secret
 from gridagent.wire import LaunchSpec
-
-ENV_ALLOW = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_*",
-    "OMP_*",
-    "MKL_*",
-    "TORCH_*",
-    "NCCL_*",
-    "GLOO_*",
-    "CUDA_*",
-    "CUBLAS_*",
-    "PYTHON*",
-    "HF_*",
-)
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -49,16 +27,6 @@ def check_job(job: str) -> str:
     if why := job_flaw(job):
         raise LaunchError(why)
     return job
-
-
-def kept_environment(environ: Mapping[str, str], also: list[str]) -> dict[str, str]:
-    """The part of `environ` that a launch keeps. `also` holds further patterns (agent.toml: env_allow)."""
-    allow = (*ENV_ALLOW, *also)
-    return {
-        name: value
-        for name, value in environ.items()
-        if not is_secret(name) and any(fnmatchcase(name, pattern) for pattern in allow)
-    }
 
 
 def session_environment(home: Home, config: AgentConfig, job: str) -> dict[str, str]:
@@ -147,7 +115,8 @@ def register(home: Home, config: AgentConfig, job: str, argv: list[str]) -> dict
         world_size=world_size,
         argv=argv,
         cwd=os.getcwd(),
-        env=kept_environment(os.environ, config.env_allow),
+        env=carried(os.environ, config.env_allow),
+        withheld=withheld(os.environ),
         local_rank=local_rank,
         gpus=_own_gpus(os.environ.get("CUDA_VISIBLE_DEVICES", ""), local_rank),
         python=sys.version,

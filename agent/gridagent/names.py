@@ -2,11 +2,15 @@
 
 import re
 
+#: Where jobs are named, all of them.
+FLEET = "fleet"
 _JOB_NAME = re.compile(r"(?!\.)[A-Za-z0-9_.:-]{1,64}")
 
 
 def job_flaw(job: str) -> str:
     """Why this is no name of a job; "" if it is one."""
+    if job == FLEET:
+        return f"{job} is no name of a job: it stands for all jobs, e.g. in `gridctl freeze {job}`"
     if _JOB_NAME.fullmatch(job):
         return ""
     shown = ascii(job if len(job) <= 64 else f"{job[:64]}...")

@@ -50,7 +50,10 @@ GRACE_S = 2.0
 #: Ended sessions that the status still shows.
 ENDED_MAX = 64
 MEDIAN_STEPS = 50
-MARK_CHARS_MAX = 96
+MARK_BYTES_MAX = 96
+MARK = re.compile(r"[0-9]{1,20} [0-9a-f]{64}")
+#: Marks of unknown sessions that the status tells.
+MARKS_MAX = 32
 #: What a process wrote down last is of no use to a job that has long ended.
 MARK_AGE_S_MAX = 7 * 86400.0
 #: Session ids become file names.
@@ -79,7 +82,7 @@ class Session:
         """Takes over what the process says of itself now."""
         self.role, self.job, self.rank = hello.role, hello.job, hello.rank
         self.world_size, self.epoch, self.step = hello.world_size, hello.epoch, hello.step
-        self.facts = hello.facts
+        self.facts, self.environment = hello.facts, hello.environment
         self.ward = hello.ward
         self.gpus = hello.gpus or self.gpus
         if hello.role == "rank":
@@ -128,6 +131,7 @@ class Session:
             connected=self.connected,
             state=self.state,
             facts=self.facts,
+            environment=self.environment,
             gpus=self.gpus,
         )
 
@@ -192,12 +196,30 @@ class Sessions:
         return sorted(found, key=lambda rank: (rank.job, rank.rank, rank.session))
 
     def _with_mark(self, rank: RankStatus) -> RankStatus:
-        """What the process wrote down last, see `train/fingerprint.py`; unknown where it wrote nothing."""
+        return msgspec.structs.replace(rank, mark=self._mark(rank.session))
+
+    def marks(self) -> dict[str, str]:
+        """What processes wrote down last that no agent since has met: session -> mark, the newest ones."""
+        oldest_unix_s = time.time() - MARK_AGE_S_MAX
+        found: list[tuple[float, str]] = []
+        with contextlib.suppress(OSError), os.scandir(self._marks) as entries:
+            for entry in entries:
+                if entry.name in self._by_id or not NAME.fullmatch(entry.name):
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # its process ends just now
+                    if (t_unix_s := entry.stat(follow_symlinks=False).st_mtime) > oldest_unix_s:
+                        found.append((t_unix_s, entry.name))
+        newest = [name for _, name in sorted(found, reverse=True)[:MARKS_MAX]]
+        return {name: mark for name in newest if (mark := self._mark(name))}
+
+    def _mark(self, session: str) -> str:
+        """What a process wrote down last, see `train/fingerprint.py`; "": nothing, or nothing of the kind."""
         try:
-            mark = (self._marks / rank.session).read_text(encoding="ascii", errors="replace").strip()
+            with open(self._marks / session, "rb", opener=_open_at_once) as file:
+                mark = file.read(MARK_BYTES_MAX).decode("ascii", errors="replace").strip()
         except OSError:
-            return rank
-        return msgspec.structs.replace(rank, mark=mark[:MARK_CHARS_MAX])
+            return ""
+        return mark if MARK.fullmatch(mark) else ""
 
     def spares(self) -> list[SpareStatus]:
         """Spares whose process lives."""
@@ -421,6 +443,11 @@ class Sessions:
         if session.writer:
             with contextlib.suppress(ConnectionError):  # then it asks again, or is gone
                 await _send(session.writer, answer)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """No pipe that somebody put there holds the agent up."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _check_job(job: str, pid: int) -> None:

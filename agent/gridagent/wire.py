@@ -35,6 +35,7 @@ class Hello(Message, tag="hello"):
     epoch: int = 0
     step: int = 0
     facts: dict[str, str] = {}  #: what decides numerics: torch, threads, CPU flags, GPU, ...
+    environment: dict[str, str] | None = None  #: variable -> digest: `gridagent.environment`; None: unknown
     state: str = ""  #: as in RankStatus or SpareStatus; "": training, or parked
     ward: int = -1  #: as in RankStatus
     gpus: list[int] = []  #: device indices on the node that a spare was given
@@ -165,22 +166,21 @@ class SessionReport(Message):
     buckets: str = ""  #: DDP's rebuilt bucket layout, "" where there is no DDP
     inventory: str = ""  #: digest over names, dtypes and shapes of all state tensors
     facts: dict[str, str] = {}
+    environment: dict[str, str] | None = None  #: as in Hello
     blockers: list[Blocker] = []
     step_s_median: float = 0.0
 
 
 class LaunchSpec(Message):
-    """How a rank was started (registered by `gridagent exec`), so that a spare can become it.
-
-    `env` holds allow-listed names only. Names like *_KEY, *TOKEN*, *SECRET*, *PASS* never get in.
-    """
+    """How a rank was started (registered by `gridagent exec`), so that a spare can become it."""
 
     job: str
     rank: int
     world_size: int
     argv: list[str]  #: as after `--`, e.g. ["python", "train.py", "--lr", "3e-4"]
     cwd: str
-    env: dict[str, str] = {}
+    env: dict[str, str] = {}  #: allow-listed names only; those like *_KEY, *TOKEN*, *SECRET*, *PASS* never
+    withheld: int = 0  #: so many variables look like secrets: they are neither in `env` nor compared
     local_rank: int = 0
     gpus: list[int] = []  #: device indices on the node; [] on CPU
     python: str = ""  #: sys.version of the interpreter
@@ -336,6 +336,7 @@ class SpareStatus(Message):
     connected: bool
     state: str  #: parked, specialising, warm, spent (failed or aborted: it can only be retired)
     facts: dict[str, str] = {}
+    environment: dict[str, str] | None = None  #: as in Hello
     gpus: list[int] = []
 
 
@@ -380,6 +381,7 @@ class NodeStatus(Message):
     ranks: list[RankStatus] = []
     spares: list[SpareStatus] = []
     complete: bool = True  #: False: sessions that an agent before this one had may be on their way here
+    marks: dict[str, str] = {}  #: session -> RankStatus.mark, of processes that this agent does not know
     running_op: str = ""
     stream_seq: int = 0
     wire: int = WIRE_VERSION

@@ -79,6 +79,7 @@ class Spare(msgspec.Struct, frozen=True, kw_only=True):
     rack: str = ""
     gpus: list[int] = []
     facts: dict[str, str] = {}
+    environment: dict[str, str] | None = None  #: variable -> digest; None: unknown
 
 
 NAMED_MAX = 6
@@ -118,7 +119,12 @@ def missed(before: Node, now: Node, nodes: Iterable[Node]) -> list[RankStatus]:
         for rank in node.status.ranks
         if rank.state in _AT_WORK
     }
-    return [rank for rank in gone if (rank.job, rank.epoch) in live]
+    marks = now.status.marks  # what a process wrote down outlives the agent that knew it
+    return [
+        msgspec.structs.replace(rank, mark=marks.get(rank.session, rank.mark))
+        for rank in gone
+        if (rank.job, rank.epoch) in live
+    ]
 
 
 def jobs(nodes: Iterable[Node]) -> list[Job]:
@@ -201,4 +207,5 @@ def _spare(node: Node, spare: SpareStatus) -> Spare:
         rack=node.status.rack if node.status else node.rack,
         gpus=spare.gpus,
         facts=spare.facts,
+        environment=spare.environment,
     )

@@ -64,8 +64,9 @@ def build(
         msgspec.structs.replace(report, rank=move.rank) for move, report in zip(moves, reports, strict=True)
     ]
     blockers = list(selection.blockers)
-    for move, report, spare in zip(moves, reports, selection.spares, strict=True):
+    for move, report, launch, spare in zip(moves, reports, launches, selection.spares, strict=True):
         blockers += preflight.of_reports(report, spare.facts, move.target.node)
+        blockers += preflight.of_environment(report, launch, spare)
     refuse_if_fatal(blockers)
     relied_on = basis.of_nodes(selection.members, nodes)
     for report in reports:
@@ -365,7 +366,7 @@ def _has_died(move: Move, selection: Selection) -> str:
 
 
 def _risks(selection: Selection, launches: Sequence[LaunchSpec]) -> Iterator[str]:
-    """What a person takes upon himself beyond an ordinary recovery."""
+    """What a person takes upon himself."""
     name, job = selection.request.node, selection.job
     if selection.request.assume_dead:
         yield (
@@ -380,6 +381,12 @@ def _risks(selection: Selection, launches: Sequence[LaunchSpec]) -> Iterator[str
             yield (
                 f"how rank {move.rank} was started is not known any more: it is started as rank {spec.rank}"
                 " was, with its own number. Where the ranks' command lines differ, this is wrong"
+            )
+        if spec.withheld:
+            yield (
+                f"{spec.withheld} environment variable(s) of rank {spec.rank} look like secrets (*KEY*,"
+                " *TOKEN*, *PASS* ... in the name, or a login in the value): nobody compares them, so a"
+                " script must not compute with them"
             )
 
 

@@ -5,8 +5,8 @@ A fatal `Blocker` makes the swap impossible; one that is not fatal makes it not 
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from gridagent.wire import WIRE_VERSION, Blocker, NodeStatus, SessionReport
-from gridctl.model.fleet import GIVEN_UP, Job, Node, Spare
+from gridagent.wire import WIRE_VERSION, Blocker, LaunchSpec, NodeStatus, SessionReport
+from gridctl.model.fleet import GIVEN_UP, Job, Node, Spare, several
 from gridctl.model.policy import Policy
 
 Rates = Iterable[tuple[int, float]]
@@ -168,6 +168,32 @@ def of_reports(source: SessionReport, facts: Mapping[str, str], spare_node: str)
             )
 
 
+def of_environment(source: SessionReport, launch: LaunchSpec, spare: Spare) -> Iterator[Blocker]:
+    """The variables that the script would find otherwise at the spare. `source` tells of the job's process,
+    `launch` has what goes along."""
+    here, there = source.environment, spare.environment
+    script = f"the script of rank {source.rank} would run on {spare.node}"
+    if here is None or there is None:
+        whose = f"rank {source.rank}" if here is None else f"the spare on {spare.node}"
+        text = f"{script} with environment variables that cannot be compared: {whose} does not tell its own"
+        yield Blocker(code="environment", text=text, fatal=False)
+        return
+    names = {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)}
+    if differ := names - launch.env.keys():
+        shown = several(
+            "too many to tell them singly" if name == "=" else ascii(name)[1:-1][:ENV_NAME_CHARS_MAX]
+            for name in differ
+        )
+        yield Blocker(
+            code="environment",
+            text=f"{script} with other environment variables than in the job: {shown} (values are not told)."
+            " If it reads one of them, this becomes another run. Start the spare with those of the job, or"
+            " start the job with their names in env_allow of agent.toml, and they go along (but for what a"
+            " process reads only as it starts: PYTHONHASHSEED, LD_*)",
+            fatal=False,
+        )
+
+
 def _agent_code(source: SessionReport, there: str, spare_node: str) -> Iterator[Blocker]:
     """Not a matter of numerics: two processes whose gridagent.train differs may not understand each other."""
     if (here := source.facts.get("agent_code", "")) != there:
@@ -178,6 +204,9 @@ def _agent_code(source: SessionReport, there: str, spare_node: str) -> Iterator[
             " protocol. A process keeps the code that it was started with: install the rank's on"
             f" {spare_node}, end the spare and park it anew",
         )
+
+
+ENV_NAME_CHARS_MAX = 64
 
 
 def pause_s(state_bytes: int, rates: Rates) -> tuple[float, str]:

@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,30 @@ def test_a_process_that_dies_is_lost_and_one_that_reconnects_is_not(world: Fleet
         "the zombie is lost", lambda: [r.state for r in agent.client().status().ranks] == ["lost", "training"]
     )
     assert wait_for("it is told", lambda: [r for r in records(agent, "session") if r["event"] == "lost"])
+
+
+def test_a_new_agent_tells_what_processes_wrote_down_that_it_never_met(world: Fleet, agent: Agent) -> None:
+    peer = world.peer(agent, job="j", rank=0, world_size=1)
+    folder = agent.home / "marks"
+    folder.mkdir(exist_ok=True)
+    mark = f"9 {'ab' * 32}"
+    (folder / peer.session).write_text(f"{mark}\n".ljust(96))
+    assert agent.client().status().marks == {}, "it knows this one"
+    peer.process.kill()
+    agent.end(signal.SIGKILL)
+    for number in range(40):
+        (folder / f"s{number}").write_text(mark)
+        os.utime(folder / f"s{number}", (0, time.time() - 3600 - number))
+    (folder / "old").write_text(mark)
+    (folder / "odd").write_text("9 \x1b[2J")
+    (folder / "bad name").write_text(mark)
+    os.mkfifo(folder / "pipe")
+    agent.start()
+    os.utime(folder / "old", (0, 0))
+    marks = agent.client().status().marks
+    assert marks.pop(peer.session) == mark
+    assert set(marks) < {f"s{number}" for number in range(32)}
+    assert set(marks.values()) == {mark}
 
 
 def test_one_that_stays_away_is_lost_until_it_is_back(agent: Agent) -> None:
@@ -300,7 +325,7 @@ def test_exec_registers_the_launch_and_becomes_the_process(world: Fleet, agent: 
             agent.client().get(f"/v1/launch?{query}")
     with pytest.raises(Refused, match="bad-request"):
         agent.client().get("/v1/launch?job=..%2F..%2Fetc&rank=1")
-    for job in ("../j", "x" * 65):
+    for job in ("../j", "x" * 65, "fleet"):
         wrong = run_exec(agent, {"RANK": "1", "WORLD_SIZE": "3"}, "true", job=job)
         assert (wrong.returncode, "is no name of a job" in wrong.stderr) == (1, True)
     missing = run_exec(agent, {"RANK": "x"}, "true")

@@ -39,10 +39,12 @@ def test_the_agent_of_the_dead_rank_begins_anew(crashing: CrashFleet) -> None:
         agent.end(signal.SIGKILL)
         wait_for("the node is silent", lambda: rank_1(client, run, "unknown"))
         agent.start("--allow-damage")
-        assert not agent.client().status().ranks
+        told = agent.client().status()
+        assert (told.ranks, [mark.split()[0] for mark in told.marks.values()]) == ([], ["9"])
         wait_for("its new agent is sure", lambda: rank_1(client, run, "lost"))
         plan = apply(client, run, "n2")
         assert [(move.dead, move.origin) for move in plan.moves] == [(True, "n2")]
+        assert plan.bit_identical, plan.blockers
         run.ranks[1], run.left = run.left[0], []
         assert_same(run, run.finish(), control)
 

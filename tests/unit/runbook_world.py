@@ -77,6 +77,7 @@ def rank(number: int, **more: Any) -> RankStatus:
 
 def spare(session: str = "spare", **more: Any) -> SpareStatus:
     base: dict[str, Any] = {"session": session, "pid": 200, "connected": True, "state": "parked"}
+    base["environment"] = {}
     return SpareStatus(**{**base, **more})
 
 
@@ -117,6 +118,7 @@ def report(number: int, **more: Any) -> SessionReport:
         "buckets": "b1",
         "inventory": "inv",
         "facts": {"torch": "2.13.0", "threads": "1", "cpu": "avx2", "script": "c0de"},
+        "environment": {},
         "step_s_median": 0.1,
     }
     return SessionReport(**{**base, **more})

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from gridagent import cli
 from gridagent.enrolment import JoinToken
+from gridagent.environment import carried
 from gridagent.errors import ConfigError
 from gridagent.home import Home, boot_id, chassis_serial
-from gridagent.launch import LaunchError, Launches, kept_environment
+from gridagent.launch import LaunchError, Launches
 from gridagent.redact import SECRET_NAMES
 from gridagent.telemetry import open_source
 from gridagent.wire import LaunchSpec
@@ -82,13 +83,13 @@ WORDS = [pattern.strip("*") for pattern in SECRET_NAMES]
 def test_no_name_of_a_secret_is_kept(word: str, before: str, after: str, case: object) -> None:
     assert callable(case)
     name = before + case(word) + after
-    assert kept_environment({name: "v", "RANK": "1"}, ["*"]) == {"RANK": "1"}
+    assert carried({name: "v", "RANK": "1"}, ["*"]) == {"RANK": "1"}
 
 
 def test_what_is_kept_is_a_short_list() -> None:
     kept = {"RANK": "0", "MASTER_ADDR": "a", "OMP_NUM_THREADS": "1", "HF_HOME": "/x", "PYTHONPATH": "/p"}
-    assert kept_environment({**kept, "AWS_REGION": "r", "HOME": "/h", "XRANK": "1"}, []) == kept
-    assert kept_environment({"AWS_REGION": "r", "AWS_SECRET": "s"}, ["AWS_*"]) == {"AWS_REGION": "r"}
+    assert carried({**kept, "AWS_REGION": "r", "HOME": "/h", "XRANK": "1"}, []) == kept
+    assert carried({"AWS_REGION": "r", "AWS_SECRET": "s"}, ["AWS_*"]) == {"AWS_REGION": "r"}
 
 
 def test_launches_follow_the_rank(tmp_path: Path) -> None:

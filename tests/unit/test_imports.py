@@ -74,8 +74,8 @@ def test_the_training_side_brings_only_torch_msgspec_and_cryptography() -> None:
     new = json.loads(fresh(IMPORT_THE_TRAINING_SIDE))
     foreign = {name for name in new if name.split(".")[0] not in sys.stdlib_module_names}
     allowed = (
-        "gridagent.train", "gridagent.wire", "gridagent.framing", "gridagent.names", "torch", "msgspec",
-        "cryptography",
+        "gridagent.train", "gridagent.wire", "gridagent.framing", "gridagent.names", "gridagent.environment",
+        "gridagent.redact", "torch", "msgspec", "cryptography",
     )  # fmt: skip
     unexpected = {
         n for n in foreign - {"gridagent"} if not any(n == a or n.startswith(a + ".") for a in allowed)

@@ -203,6 +203,20 @@ def test_what_a_new_agent_does_not_know_any_more_has_died_where_the_others_stand
     assert jobs(elsewhere.values())[0].ranks[1].node == "n4"
 
 
+def test_what_a_dead_process_wrote_down_is_known_though_its_agent_died_with_it() -> None:
+    before = nodes(n2={"ranks": [rank(1)]})
+    others = list(before.values())
+    mark = f"50 {'ab' * 32}"
+    unmarked = node(status("n2"))
+    found = msgspec.structs.replace(unmarked, missed=missed(before["n2"], unmarked, others))
+    plan = plan_for({**nodes(), "n2": found})
+    assert ([b.code for b in plan.blockers], plan.moves[0].source.mark) == (["not-proven"], "")
+    marked = node(status("n2", marks={"s1": mark, "other": mark}))
+    found = msgspec.structs.replace(marked, missed=missed(found, marked, others))
+    plan = plan_for({**nodes(), "n2": found})
+    assert (plan.blockers, plan.moves[0].source.mark) == ([], mark)
+
+
 def silent(**changes: dict[str, Any]) -> dict[str, Node]:
     """n2 does not answer; rank 1 trained there when it was heard last, and the others stand."""
     found = nodes(**{"n2": {"ranks": [rank(1)]}, **changes})

@@ -1,12 +1,13 @@
 """Everything that a swap is refused for, with the words that a person reads."""
 
+import re
 from typing import Any
 
 import msgspec
 import pytest
 from runbook_world import NOW, fleet, launch, plan_for, rank, report, spare
 
-from gridagent.wire import Blocker, SessionReport
+from gridagent.wire import Blocker, LaunchSpec, SessionReport
 from gridctl.errors import Refused
 from gridctl.model.fleet import Node, spares
 from gridctl.model.plans import Gate, Plan, Request
@@ -176,10 +177,55 @@ def test_a_spare_with_other_code_of_the_agent_is_refused_before_anybody_confirms
     assert caught.value.code == "agent-code-differs"
 
 
-def built(said: SessionReport, nodes: dict[str, Node] | None = None, policy: Policy | None = None) -> Plan:
+@pytest.mark.parametrize(
+    ("rank_has", "spare_has", "carried", "named"),
+    [
+        ({"LOSS_SCALE": "aa"}, {}, {}, "LOSS_SCALE"),
+        ({"LOSS_SCALE": "aa"}, {"LOSS_SCALE": "bb"}, {}, "LOSS_SCALE"),
+        ({}, {"NCCL_ALGO": "aa"}, {}, "NCCL_ALGO"),
+        ({"LOSS_SCALE": "aa"}, {"LOSS_SCALE": "bb"}, {"LOSS_SCALE": "0.7"}, ""),
+        ({"LOSS_SCALE": "aa"}, {"LOSS_SCALE": "aa"}, {}, ""),
+        ({"A\x1b[2J\n": "aa"}, {}, {}, "A\\\\x1b\\[2J\\\\n"),
+        ({f"V{number}": "aa" for number in range(9)}, {}, {}, "V0, V1, V2, V3, V4, V5 and 3 more"),
+        ({"=": "aa"}, {"LR": "aa"}, {}, "LR, too many to tell them singly"),
+        (None, {}, {}, "rank 1 does not tell"),
+        ({}, None, {}, "the spare on n4 does not tell"),
+    ],
+)
+def test_variables_that_a_script_would_find_otherwise_are_named_before_anybody_confirms(
+    rank_has: dict[str, str] | None, spare_has: dict[str, str] | None, carried: dict[str, str], named: str
+) -> None:
+    nodes = fleet(n4={"spares": [spare(environment=spare_has)]})
+    plan = built(
+        report(1, environment=rank_has), nodes, start=msgspec.structs.replace(launch(1), env=carried)
+    )
+    assert plan.bit_identical == (not named)
+    assert [b.code for b in plan.blockers] == ["environment"] * bool(named)
+    for blocker in plan.blockers:
+        assert re.search(named, blocker.text)
+        assert not blocker.fatal
+    text = msgspec.json.encode(plan)
+    assert b'"aa"' not in text
+    assert b"0.7" not in text
+
+
+def test_what_may_be_a_secret_is_neither_carried_nor_compared_and_the_plan_says_so() -> None:
+    plan = built(report(1), start=msgspec.structs.replace(launch(1), withheld=2))
+    assert plan.bit_identical
+    assert any(
+        note.startswith("2 environment variable(s) of rank 1 look like secrets") for note in plan.notes
+    )
+
+
+def built(
+    said: SessionReport,
+    nodes: dict[str, Node] | None = None,
+    policy: Policy | None = None,
+    start: LaunchSpec | None = None,
+) -> Plan:
     nodes, policy = nodes or fleet(), policy or Policy()
     chosen = select(Request(node="n2"), nodes, policy)
-    return build(chosen, [said], [launch(1)], nodes, policy, ids=("p", "h", "i"), now_unix_s=NOW)
+    return build(chosen, [said], [start or launch(1)], nodes, policy, ids=("p", "h", "i"), now_unix_s=NOW)
 
 
 def test_the_cost_is_said_before_anybody_confirms() -> None:

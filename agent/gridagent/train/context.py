@@ -3,10 +3,12 @@
 import os
 import threading
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gridagent import wire
+from gridagent.environment import started_with, told
 from gridagent.train.code import AGENT_CODE, script_digest
 from gridagent.train.group import GroupRegistry
 from gridagent.train.link import Link
@@ -24,6 +26,8 @@ class Context:
     failed: str = ""  #: why a spare's script ended before it was warm
     session: Any = None  #: the one `Session` of the process
     script: str = ""  #: digest of the script; "" before there is a session
+    #: Digests of the variables that the script finds, see `gridagent.environment`.
+    environment: dict[str, str] | None = field(default_factory=lambda: told(started_with()))
 
     def say_hello(self) -> wire.Hello:
         """The first frame of every connection to the agent."""
@@ -36,12 +40,18 @@ class Context:
             session=self.session_id,
             pid=os.getpid(),
             facts=self.facts(),
+            environment=self.environment,
             gpus=[int(device) for device in visible.split(",") if device.strip().isdecimal()],
         )
 
     def read_script(self) -> None:
         """Takes the digest of the script, and of what it has imported, as the files are now."""
         self.script = script_digest(self.spare.launch.cwd if self.spare else "")
+
+    def take_over(self, launch: Mapping[str, str]) -> None:
+        """The script will find these variables of its rank beside those of this process."""
+        own = started_with()
+        self.environment = None if own is None else told({**own, **launch})
 
     def facts(self) -> dict[str, str]:
         """What a spare must have in common with the rank that it takes: code, and what decides numerics."""

@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from gridagent import wire
+from gridagent.environment import OF_THE_JOB
 from gridagent.train import CONTEXT, Session  # noqa: F401  (importing makes "grid" known and torch warm)
 from gridagent.train.context import numeric_facts
 from gridagent.train.link import LinkError
@@ -69,6 +70,9 @@ def main() -> int:
 
 def _become(order: wire.Specialise) -> int:
     launch = order.launch
+    CONTEXT.take_over(launch.env)
+    for name in OF_THE_JOB:
+        os.environ.pop(name, None)
     # The spare has devices of its own, and its CUDA context exists already.
     os.environ.update({name: value for name, value in launch.env.items() if name != "CUDA_VISIBLE_DEVICES"})
     os.environ.update(

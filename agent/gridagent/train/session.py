@@ -334,6 +334,7 @@ class Session:
             epoch=self.epoch,
             step=self.step,
             facts=CONTEXT.facts(),
+            environment=CONTEXT.environment,
             state="frozen" if self.handovers.frozen else "standing" if self.attempts.void else "training",
             ward=self.attempts.memory.ward if self.attempts.void else -1,
         )
@@ -379,6 +380,7 @@ class Session:
             buckets=self.buckets(),
             inventory=inventory,
             facts=CONTEXT.facts(),
+            environment=CONTEXT.environment,
             blockers=blockers,
             step_s_median=statistics.median(self._step_s) if self._step_s else 0.0,
         )
