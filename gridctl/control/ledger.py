@@ -17,6 +17,7 @@ from gridctl.model.plans import Plan
 from gridctl.model.runs import ENDS, Incident, Run
 from gridctl.runbook import progress
 from gridctl.runbook.progress import Progress
+from gridctl.runbook.spares import Claims
 
 
 class Ledger:
@@ -132,6 +133,14 @@ class Ledger:
             if plan.incident == incident and plan.id not in used and plan.expires_unix_s > now_unix_s:
                 return plan
         return None
+
+    def claims(self, now_unix_s: float) -> Claims:
+        """Which spares are spoken for."""
+        used = {plan for plan, _ in self.runs.values()}
+        return Claims(
+            {run: self.plans[self.runs[run][0]] for run in self.unended()},
+            [p for p in self.plans.values() if p.id not in used and p.expires_unix_s > now_unix_s],
+        )
 
     def cut_rates(self) -> list[tuple[int, float]]:
         """(bytes, milliseconds) of the committed cuts, the newest 20."""

@@ -26,6 +26,7 @@ MEANINGS: dict[str, str] = {
     "no-lease": "the lease was not granted by a majority of the fleet's agents",
     "not-owner": "somebody else cordoned the node, and only they lift that",
     "run-over": "a call of a run that has let go of the node came too late",
+    "not-taken": "the spare is parked, or serves another hand-over: this run must not end it",
     "read-only": "this controller is read-only, or its certificate is a viewer's",
     "boundary-past": "the hand-over is at or past its boundary",
     "rank-silent": "a rank did not answer in time",

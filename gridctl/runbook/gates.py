@@ -10,6 +10,7 @@ from gridctl.model.fleet import Node
 from gridctl.model.plans import Gate, Plan
 from gridctl.model.runs import Run
 from gridctl.runbook import basis
+from gridctl.runbook.spares import Claims
 
 #: A time service may set a clock back by so much while a plan is looked at.
 CLOCK_SLACK_S = 5.0
@@ -105,4 +106,19 @@ def check_alone(node: str, job: str, runs: Iterable[Run]) -> None:
                 "busy",
                 f"run {run.id} on {what} is {run.state}: wait for its end, or end it"
                 f" (`gridctl run resume|rollback {run.id}`)",
+            )
+
+
+def check_targets(plan: Plan, claims: Claims) -> None:
+    """Raises `Refused` while an unended run uses a spare of this plan, or moves ranks to its node."""
+    for run, other in claims.runs.items():
+        nodes = {move.target.node for move in other.moves}
+        for target in (move.target for move in plan.moves if move.target.node in nodes):
+            has = f"has the spare on {target.node}"
+            if target.session not in [move.target.session for move in other.moves]:
+                has = f"moves a rank to {target.node}, and a node serves one run at a time"
+            raise Refused(
+                "busy",
+                f"run {run} ({other.job} leaves {other.node}) {has}: wait for its end, or make a new plan"
+                f" (`gridctl swap plan {plan.node}`), which takes another spare where there is one",
             )

@@ -188,6 +188,8 @@ class World:
             return OpEnded(op, False, code="busy", text="refused", began=False)
         if what == "silent":
             return OpEnded(op, False, code="node-unreachable", text="silent")
+        if call.kind == "handover.retire" and f"r1.specialise.{op.rpartition('.')[2]}" not in self.effects:
+            return OpEnded(op, False, code="not-taken", text="it is parked", began=False)
         self.effects.append(op)
         if what == "fail":
             return OpEnded(op, False, code="op-failed", text="failed")
