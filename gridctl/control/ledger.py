@@ -19,6 +19,9 @@ from gridctl.runbook import progress
 from gridctl.runbook.progress import Progress
 from gridctl.runbook.spares import Claims
 
+#: Who confirms what a site has armed, and drives it.
+POLICY = "policy"
+
 
 class Ledger:
     """The only writer of the home's journal. Raises `GridctlError` if another one is at work."""
@@ -35,6 +38,7 @@ class Ledger:
         self.owed: list[dict[str, Any]] = []  #: of freezes in force: what could not be written yet
         self.missed: dict[str, set[str]] = {}  #: scope -> nodes that this has not reached yet
         self.deaths: dict[str, Death] = {}  #: job -> the last death of one of its ranks
+        self.steered: set[str] = set()  #: runs that a person has taken a hand in after they had begun
         self.said: set[tuple[Any, ...]] = set()  #: what was journaled of the stream: never twice
         self._news = asyncio.Event()
         try:
@@ -183,6 +187,8 @@ class Ledger:
             self.freezes[audit["scope"]] = audit
         elif audit.get("what") == "relayed":
             self.missed[audit["scope"]] = set(audit["missed"])
+        elif audit.get("what") in ("resume", "rollback", "aborted", "rolled-back") and audit["who"] != POLICY:
+            self.steered.add(audit["run"])
 
     def unended(self) -> Iterator[str]:
         """Runs that have not come to an end."""

@@ -8,6 +8,8 @@ from gridagent.wire import Blocker, Member
 
 #: An agent's refusal to end a spare that is parked, or another run's: this run never had it.
 NOT_TAKEN = "not-taken"
+#: Who wants the plans that nobody asked for.
+PROPOSER = "gridctl"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

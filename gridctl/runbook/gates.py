@@ -14,6 +14,8 @@ from gridctl.runbook.spares import Claims
 
 #: A time service may set a clock back by so much while a plan is looked at.
 CLOCK_SLACK_S = 5.0
+#: What a site has accepted by its policy (`require_same_driver = false`), also where nobody looks.
+ACCEPTED = ("driver-differs",)
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
@@ -37,6 +39,16 @@ def check_gate(plan: Plan, gate: Gate) -> None:
             " look at the plan again",
         )
     check_meant(plan.node, gate)
+
+
+def for_a_person(plan: Plan) -> list[str]:
+    """Why nobody but a person may apply this plan: what keeps it from being proven bit-identical.
+
+    A live swap may go on where the site has accepted the difference; a dead rank's state is not to be had
+    a second time.
+    """
+    accepted = () if plan.standing else ACCEPTED
+    return [blocker.text for blocker in plan.blockers if blocker.code not in accepted]
 
 
 def check_meant(name: str, gate: Gate) -> None:
