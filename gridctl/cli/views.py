@@ -11,7 +11,7 @@ from gridctl.cli.console import Console
 from gridctl.cli.output import Column, Format
 from gridctl.cli.page import Output, Page, Watch, age, full, listing, local, read
 from gridctl.errors import Refused
-from gridctl.model.fleet import Job, Node, Rank, Spare, ranks_of, several
+from gridctl.model.fleet import Job, Node, Rank, Spare, outlived, ranks_of, several
 from gridctl.model.runs import ENDS, Incident, Run
 
 
@@ -26,16 +26,21 @@ def _state(node: Node) -> str:
 
 
 class Hosted(NamedTuple):
-    """A node, and the ranks whose processes died there in jobs that stand."""
+    """A node, the ranks whose processes died there in jobs that stand, and those whose rank is elsewhere."""
 
     node: Node
     dead: list[Rank]
+    old: list[tuple[Rank, Rank]]
 
 
 def hosted(nodes: Iterable[Node], jobs: Iterable[Job]) -> list[Hosted]:
     """Nodes with what is to be said of their ranks."""
+    jobs = list(jobs)
     dead = [rank for job in jobs if job.state == "standing" for rank in job.ranks if rank.state == "lost"]
-    return [Hosted(node, [rank for rank in dead if rank.node == node.name]) for node in nodes]
+    return [
+        Hosted(node, [rank for rank in dead if rank.node == node.name], outlived(node, jobs))
+        for node in nodes
+    ]
 
 
 def nodes_page(found: Sequence[Hosted]) -> Page:
@@ -47,6 +52,11 @@ def nodes_page(found: Sequence[Hosted]) -> Page:
 def _why(its: Hosted) -> str:
     node = its.node
     said = [f"rank {rank.rank} of {rank.job} died; the job stands" for rank in its.dead]
+    said += [
+        f"rank {now.rank} of {now.job} is on {now.node} since epoch {now.epoch}; process {old.pid} here, of"
+        f" epoch {old.epoch}, is what is left of it"
+        for old, now in its.old
+    ]
     if not node.reachable:
         said.insert(0, node.error or "not asked yet")
     elif node.status and node.status.cordon_reason:
@@ -56,9 +66,9 @@ def _why(its: Hosted) -> str:
 
 def _ranks(its: Hosted) -> list[str]:
     """Those that are at work, or hold something: what ended here, or went elsewhere, is no rank of it."""
-    dead = {rank.session for rank in its.dead}
-    here = [rank for rank in ranks_of(its.node) if rank.session not in dead and rank.state in _HERE]
-    return [f"{rank.job}/{rank.rank}" for rank in here] + [f"{r.job}/{r.rank}:died" for r in its.dead]
+    marks = {rank.session: "died" for rank in its.dead} | {old.session: "old" for old, _ in its.old}
+    here = [rank for rank in ranks_of(its.node) if rank.state in _HERE or rank.session in marks]
+    return [f"{r.job}/{r.rank}" + (f":{marks[r.session]}" if r.session in marks else "") for r in here]
 
 
 #: States of a rank that its node has; "unknown" where that node does not answer and had it last.
