@@ -14,6 +14,7 @@ MEANINGS: dict[str, str] = {
     "unknown-plan": "there is no such plan",
     "unknown-run": "there is no such run",
     "unknown-incident": "there is no such incident",
+    "unknown-party": "nothing was ever issued to that party",
     "unknown-kind": "no rule of detection is of that kind",
     "stale-plan": "what the plan relied on has changed since it was made",
     "expired-plan": "the plan is older than the policy allows",
