@@ -150,7 +150,7 @@ def _back_asked(state: RunState, event: BackAsked) -> Advance:
 
 def _op_ended(state: RunState, event: OpEnded) -> Advance:
     state = _put(state, pending=state.pending - {event.op})
-    if event.code == NOT_TAKEN or not event.began:
+    if event.code == NOT_TAKEN or not (event.began or state.progress.undoing):
         state = _put(state, idle=state.idle | {event.op})
     if event.ok:
         state = _put(state, values={**state.values, event.op: event.value})

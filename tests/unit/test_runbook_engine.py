@@ -72,6 +72,13 @@ def test_a_spare_that_somebody_else_has_is_left_alone_and_no_other_is_parked_in_
     assert undone == ["r1.specialise.undo1.0", "r1.reserve.undo1.0"]
 
 
+def test_in_the_place_of_a_spare_that_has_died_in_the_run_another_is_parked() -> None:
+    world = World(PLAN, {"r1.join.0": "fail", "r1.specialise.undo1.0": "gone"})
+    world.drive(START)
+    assert world.progress().state == "aborted"
+    assert "r1.reserve.undo1.0" in world.effects
+
+
 @pytest.mark.parametrize(("outcome", "code"), [("abort", "cut-aborted"), ("returned", "target-lost")])
 def test_a_cut_that_did_not_commit_turns_back_and_says_why(outcome: str, code: str) -> None:
     world = World(PLAN, {"r1.cut.0": outcome})
