@@ -11,6 +11,10 @@ class ConfigError(GridctlError):
     """A file of the operator's home is missing or wrong."""
 
 
+class UsageError(GridctlError):
+    """What somebody gave on the command line cannot be used."""
+
+
 class Unanswered(GridctlError):
     """The controller gave no answer."""
 

@@ -21,7 +21,7 @@ from gridagent.ops import Effect
 from gridagent.ops.desk import Desk
 from gridagent.ops.evidence import CollectEvidence
 from gridagent.ops.freeze import Freezes
-from gridagent.ops.handover import RELAYED, Handovers, Relay, SpecialiseSpare
+from gridagent.ops.handover import RELAYED, Handovers, Relay, RetireSpare, SpecialiseSpare
 from gridagent.ops.log import OpLog
 from gridagent.ops.node import Cordon, Cordons, Uncordon
 from gridagent.ops.spares import SparePark
@@ -79,6 +79,7 @@ class Daemon:
             "handover.specialise": SpecialiseSpare(
                 self.sessions, self.handovers, self.launches, self._cordons
             ),
+            "handover.retire": RetireSpare(self.sessions, self.handovers),
             "node.cordon": Cordon(self._cordons),
             "node.uncordon": Uncordon(self._cordons),
             "spare.park": self._park,

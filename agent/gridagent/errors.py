@@ -11,6 +11,7 @@ HTTP_STATUS = {
     "no-lease": 409,
     "not-owner": 409,
     "run-over": 409,
+    "not-taken": 409,
     "failed": 502,
     "starting": 503,
     "stopping": 503,

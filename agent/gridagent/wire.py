@@ -118,7 +118,7 @@ class Command(Message, tag="command"):
     cut             `HandoverCut`          `CutReport` (the chair only): arm ... resume, or abort
     abort           {handover, reason}     {} ; drops what was prepared, never after a commit
     release         {handover}             {} ; a frozen source ends its process
-    retire          {reason}               {} ; a spare ends its process
+    retire          {handover, reason}     {} ; a spare specialised for this hand-over ends its process
     digest          {}                     {"step", "epoch", "digests"} at the next boundary
     """
 

@@ -60,6 +60,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     held: str = ""  #: who holds the node, in words
     caps: list[str] = []  #: limits that one more hand-over would break
     armed: bool = False
+    person: str = ""  #: why nobody but a person applies the plan that there is; "" where none says so
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,8 +102,8 @@ def decide(case: Case) -> Choice:
     return Choice(
         action=action,
         wanted=wanted,
-        why=[*because, *why],
-        automatic=case.armed and action in AUTOMATIC,
+        why=[*_by_person(case, action), *because, *why],
+        automatic=_automatic(case, action),
         cheapest=cheapest,
         uncertain=_uncertain(case, cheapest),
         alternatives=options,
@@ -174,6 +175,16 @@ def _allowed(case: Case, wanted: str) -> tuple[str, list[str]]:
     return wanted, []
 
 
+def _automatic(case: Case, action: str) -> bool:
+    return case.armed and action in AUTOMATIC and not case.person
+
+
+def _by_person(case: Case, action: str) -> list[str]:
+    """That what would be done by itself waits for a person, and why."""
+    waits = case.armed and action in AUTOMATIC and case.person
+    return [f"a person applies the plan: {case.person}"] if waits else []
+
+
 def _one_device(case: Case) -> bool:
     """Whether all decisive findings are of one GPU and are dealt with at that GPU alone."""
     causes = [finding for finding in case.findings if finding.preempt_job]
@@ -224,8 +235,8 @@ def _recover(case: Case, dead: list[Finding]) -> Choice:
     return Choice(
         action=action,
         wanted=wanted,
-        why=[*because, *(line for finding in dead for line in finding.why)],
-        automatic=case.armed and action in AUTOMATIC,
+        why=[*_by_person(case, action), *because, *(line for finding in dead for line in finding.why)],
+        automatic=_automatic(case, action),
         cheapest=wanted,
         uncertain=False,
         alternatives=[

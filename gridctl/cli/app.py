@@ -99,8 +99,10 @@ def invoke() -> NoReturn:
     try:
         root(prog_name="gridctl")
     except GridctlError as error:
-        for line in f"gridctl: {error}".splitlines():
-            say(line)
+        say(f"gridctl: {error}")  # one line, whatever somebody has typed
+        for note in getattr(error, "__notes__", ()):
+            for line in note.splitlines():
+                say(line)
         if isinstance(error, Refused):
             for line in dict.fromkeys(
                 f"  {b.code}: {b.text}" for b in error.blockers if b.text != error.text

@@ -10,10 +10,10 @@ from gridctl.cli.calls import calls_page
 from gridctl.cli.console import Console, DryRun, Reason, Yes, gate
 from gridctl.cli.gate import consent
 from gridctl.cli.output import Format, say
-from gridctl.cli.page import Output, listing, present
-from gridctl.cli.views import NODES
+from gridctl.cli.page import Output, present
+from gridctl.cli.views import hosted, nodes_page
 from gridctl.errors import Refused
-from gridctl.model.fleet import Node
+from gridctl.model.fleet import Job, Node
 from gridctl.model.plans import DryCall
 from gridctl.runbook.dry import leases
 
@@ -37,7 +37,7 @@ def uncordon(
     console.may_act("lift a cordon")
     agreed = consent(node, yes=yes, reason=reason)
     opened = console.controller.uncordon(node, gate(agreed))
-    present(listing([opened], NODES, ""), output)
+    present(nodes_page(hosted([opened], console.controller.view("jobs", Job))), output)
     say(f"{node}: open for new work")
 
 

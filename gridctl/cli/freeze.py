@@ -101,7 +101,8 @@ def _stop(console: Console, scope: str, agreed: Consent, later: str) -> tuple[li
     except Refused:
         raise
     except (GridctlError, OSError) as error:
-        lines = str(error).splitlines() or [repr(error)]
+        noted = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
+        lines = [str(error) or repr(error), *noted]
         why = " ".join(dict.fromkeys((lines[0], lines[-1])))  # what a controller said last ended it
         say(f"no controller passes this on: {why}")
         say("it goes from here to the agents instead, and is in no journal")

@@ -32,8 +32,10 @@ def simulate(
     from gridctl.simulate.plan import life
 
     if incident and incident not in INCIDENTS:
-        known = "\n".join(f"  {name}: {one.what}" for name, one in INCIDENTS.items())
-        raise ConfigError(f"there is no incident {incident!r}; there are:\n{known}")
+        unknown = ConfigError(f"there is no incident {incident!r}; there are:")
+        for name, one in INCIDENTS.items():
+            unknown.add_note(f"  {name}: {one.what}")
+        raise unknown
     if incident:
         story, hours, counts = incident_story(incident, seed)
     else:

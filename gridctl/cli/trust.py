@@ -21,7 +21,7 @@ from gridctl.cli.console import Console, Reason, Yes
 from gridctl.cli.gate import consent, who
 from gridctl.cli.output import Column, Format, emit, say
 from gridctl.cli.page import Output, Page, local, present
-from gridctl.errors import GridctlError
+from gridctl.errors import GridctlError, Refused, UsageError
 from gridctl.home import Home
 
 if TYPE_CHECKING:
@@ -48,10 +48,14 @@ PassphraseFile = Annotated[
 
 @contextmanager
 def _trust_errors() -> Iterator[None]:
-    from gridctl.trust import TrustError
+    from gridctl.trust import NotIssued, NotUsable, TrustError
 
     try:
         yield
+    except NotUsable as error:
+        raise UsageError(str(error)) from error
+    except NotIssued as error:
+        raise Refused("unknown-party", str(error)) from error
     except TrustError as error:
         raise GridctlError(str(error)) from error
 

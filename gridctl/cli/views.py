@@ -1,5 +1,6 @@
 """What is live: fleet, nodes, jobs, spares."""
 
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Annotated, Any, NamedTuple
 
@@ -10,7 +11,7 @@ from gridctl.cli.console import Console
 from gridctl.cli.output import Column, Format
 from gridctl.cli.page import Output, Page, Watch, age, full, listing, local, read
 from gridctl.errors import Refused
-from gridctl.model.fleet import Job, Node, Rank, Spare, ranks_of, several
+from gridctl.model.fleet import Job, Node, Rank, Spare, outlived, ranks_of, several
 from gridctl.model.runs import ENDS, Incident, Run
 
 
@@ -24,16 +25,38 @@ def _state(node: Node) -> str:
     return "cordoned" if node.status.cordoned else "ready"
 
 
-class _Hosted(NamedTuple):
-    """A node, and the ranks whose processes died there in jobs that stand."""
+class Hosted(NamedTuple):
+    """A node, the ranks whose processes died there in jobs that stand, and those whose rank is elsewhere."""
 
     node: Node
     dead: list[Rank]
+    old: list[tuple[Rank, Rank]]
 
 
-def _why(hosted: _Hosted) -> str:
-    node = hosted.node
-    said = [f"rank {rank.rank} of {rank.job} died; the job stands" for rank in hosted.dead]
+def hosted(nodes: Iterable[Node], jobs: Iterable[Job]) -> list[Hosted]:
+    """Nodes with what is to be said of their ranks."""
+    jobs = list(jobs)
+    dead = [rank for job in jobs if job.state == "standing" for rank in job.ranks if rank.state == "lost"]
+    return [
+        Hosted(node, [rank for rank in dead if rank.node == node.name], outlived(node, jobs))
+        for node in nodes
+    ]
+
+
+def nodes_page(found: Sequence[Hosted]) -> Page:
+    """Nodes as a page."""
+    empty = "no nodes: `gridctl enroll NODE` adds one"
+    return Page(data=[full(its.node) for its in found], columns=NODES, items=found, empty=empty)
+
+
+def _why(its: Hosted) -> str:
+    node = its.node
+    said = [f"rank {rank.rank} of {rank.job} died; the job stands" for rank in its.dead]
+    said += [
+        f"rank {now.rank} of {now.job} is on {now.node} since epoch {now.epoch}; process {old.pid} here, of"
+        f" epoch {old.epoch}, is what is left of it"
+        for old, now in its.old
+    ]
     if not node.reachable:
         said.insert(0, node.error or "not asked yet")
     elif node.status and node.status.cordon_reason:
@@ -41,11 +64,11 @@ def _why(hosted: _Hosted) -> str:
     return "; ".join(said)
 
 
-def _ranks(hosted: _Hosted) -> list[str]:
+def _ranks(its: Hosted) -> list[str]:
     """Those that are at work, or hold something: what ended here, or went elsewhere, is no rank of it."""
-    dead = {rank.session for rank in hosted.dead}
-    here = [rank for rank in ranks_of(hosted.node) if rank.session not in dead and rank.state in _HERE]
-    return [f"{rank.job}/{rank.rank}" for rank in here] + [f"{r.job}/{r.rank}:died" for r in hosted.dead]
+    marks = {rank.session: "died" for rank in its.dead} | {old.session: "old" for old, _ in its.old}
+    here = [rank for rank in ranks_of(its.node) if rank.state in _HERE or rank.session in marks]
+    return [f"{r.job}/{r.rank}" + (f":{marks[r.session]}" if r.session in marks else "") for r in here]
 
 
 #: States of a rank that its node has; "unknown" where that node does not answer and had it last.
@@ -148,19 +171,13 @@ def nodes(
     """
     console = Console.of(context)
 
-    def fetch() -> list[_Hosted]:
+    def fetch() -> list[Hosted]:
         found = [node for node in console.controller.view("nodes", Node) if name in ("", node.name)]
         if name and not found:
             raise Refused("unknown-node", f"the fleet has no node {name!r}; `gridctl nodes` lists them")
-        standing = [job for job in console.controller.view("jobs", Job) if job.state == "standing"]
-        dead = [rank for job in standing for rank in job.ranks if rank.state == "lost"]
-        return [_Hosted(node, [rank for rank in dead if rank.node == node.name]) for node in found]
+        return hosted(found, console.controller.view("jobs", Job))
 
-    def page(found: list[_Hosted]) -> Page:
-        empty = "no nodes: `gridctl enroll NODE` adds one"
-        return Page(data=[full(its.node) for its in found], columns=NODES, items=found, empty=empty)
-
-    read(fetch, page, output, watch)
+    read(fetch, nodes_page, output, watch)
 
 
 def jobs(

@@ -23,9 +23,11 @@ from gridctl.errors import Refused
 from gridctl.model.actions import RECOVER
 from gridctl.model.findings import Finding
 from gridctl.model.fleet import GIVEN_UP, Job, Node, Rank, jobs, spares
+from gridctl.model.plans import PROPOSER
 from gridctl.model.policy import Policy
 from gridctl.model.runs import Incident
 from gridctl.runbook import preflight
+from gridctl.runbook.gates import for_a_person
 from gridctl.runbook.spares import choose
 
 #: The owner of cordons that gridctl set itself: they are nobody's wish.
@@ -38,6 +40,9 @@ class World(Protocol):
     ledger: Ledger
     sentinel: Sentinel
     policy: Policy
+
+    @property
+    def read_only(self) -> str: ...
 
     @property
     def nodes(self) -> dict[str, Node]: ...
@@ -115,6 +120,7 @@ class _Scene:
             self._act(state.started_unix_s, plans[plan].node, plans[plan].job)
             for plan, state in world.ledger.runs.values()
         ]
+        self._own = {(p.node, p.job, p.epoch_from): p for p in plans.values() if p.who == PROPOSER}
         self._decided = {
             i.node
             for i in world.ledger.incidents.all()
@@ -168,7 +174,8 @@ class _Scene:
             run=self._run_on(stands) if stands else "",
             held=_held(node, job.name if job else ""),
             caps=full(policy.caps, self._acts, own, len(self._nodes)),
-            armed=policy.auto,
+            armed=policy.auto and not self._world.read_only,
+            person=self._person(name, job),
         )
 
     def _findings(self, name: str, about: str) -> tuple[list[Finding], str]:
@@ -181,6 +188,11 @@ class _Scene:
         """A job that stands, and its ranks without a process that anybody knows of: one plan is for all."""
         job = self._jobs.get(name)
         return job, [rank for rank in job.ranks if rank.state in (*GIVEN_UP, "unknown")] if job else []
+
+    def _person(self, node: str, job: Job | None) -> str:
+        """Why gridctl's own newest plan, for the job as it is now to leave the node, needs a person."""
+        plan = self._own.get((node, job.name, job.epoch)) if job else None
+        return "; ".join(for_a_person(plan)) if plan else ""
 
     def _run_on(self, job: str) -> str:
         ledger = self._world.ledger

@@ -13,6 +13,7 @@ import msgspec
 
 from gridagent.wire import FreezeRequest
 from gridctl.control.assessor import Assessor
+from gridctl.control.autopilot import Autopilot
 from gridctl.control.cordons import uncordon
 from gridctl.control.driver import Driver
 from gridctl.control.followers import Followers
@@ -29,10 +30,9 @@ from gridctl.control.trustee import Trustee
 from gridctl.control.turns import turn_for_ever
 from gridctl.errors import ConfigError, GridctlError, Refused
 from gridctl.home import Home
-from gridctl.model.findings import Decision
 from gridctl.model.fleet import Node
 from gridctl.model.plans import DryCall, Gate, Plan, Request
-from gridctl.model.runs import ENDS, Incident, Run
+from gridctl.model.runs import ENDS, Run
 from gridctl.ports.agents import Agents
 from gridctl.runbook import gates, preflight
 from gridctl.runbook.dry import dry_rest, dry_run, leases
@@ -40,9 +40,6 @@ from gridctl.runbook.engine import RunState, committed, cutting
 from gridctl.runbook.events import BackAsked, Event, Halted, Started
 from gridctl.runbook.selection import refuse_if_fatal
 from gridctl.trust import IdentityError
-
-#: Who wants the plans that nobody asked for.
-PROPOSER = "gridctl"
 
 log = logging.getLogger("gridctl.control")
 
@@ -61,9 +58,9 @@ class Controller:
         self.ledger = Ledger(home, holder)
         self.lease = FleetLease(self.agents, holder, lambda: self.urls, self._lease_lost)
         self.steps = StepLog()
-        self.sentinel = Sentinel(self.ledger, self.steps, self._propose, detect_policy(self.policy))
+        self.autopilot = Autopilot(self)
+        self.sentinel = Sentinel(self.ledger, self.steps, self.autopilot.propose, detect_policy(self.policy))
         self.assessor = Assessor(self)
-        self._unplanned: dict[str, str] = {}  #: incident -> why there is no plan, as it was said last
         self.poll = Poll(self.agents)
         self.taps = Taps(self.sentinel.feed)
         self.followers = Followers(self.agents, self.taps.feed)
@@ -104,6 +101,7 @@ class Controller:
             ("following the nodes", self._follow),
             ("tending the fleet's trust", self._tend_trust),
             ("passing a freeze on", self._relay_missed),
+            ("taking up what was interrupted", self.autopilot.take_up),
             ("watching the time", self._let_time_pass),
         )
         self._turning = asyncio.create_task(turn_for_ever(parts, POLL_S))
@@ -220,6 +218,7 @@ class Controller:
                 raise Refused("used-plan", f"plan {plan_id} was applied as run {used[0]}: make a new plan")
             gates.check_gate(plan, gate)
             gates.check_alone(plan.node, plan.job, self.ledger.all_runs())
+            gates.check_targets(plan, self.ledger.claims(time.time()))
             nodes = await self.look({member.node for member in plan.members})
             self._refuse_frozen(plan.job)
             gates.check_unsteered(self.lease.holder, nodes.values())
@@ -419,35 +418,6 @@ class Controller:
     def _lease_lost(self, code: str, text: str) -> None:
         for driver in self._drivers.values():
             driver.tell(Halted(code, text))
-
-    async def _propose(self, incident: Incident, decision: Decision) -> bool:
-        """A plan for a decision to swap; a site that has armed it gets it applied as well. False: not now."""
-        open_plan = self.ledger.open_plan(incident.id, time.time())
-        if self._unplanned.get(incident.id) == "stale-plan" and open_plan and open_plan.who == PROPOSER:
-            open_plan = None
-        if open_plan and (open_plan.who != PROPOSER or not self.policy.auto):
-            return True
-        try:
-            choice = self.assessor.weigh(self.ledger.incident(incident.id))
-            devices = [decision.device] if choice.action == "evacuate_device" else []
-            wish = Request(
-                node=decision.node, job=decision.job, devices=devices, incident=incident.id, who=PROPOSER
-            )
-            plan = open_plan or await self.plan(wish)
-            if plan.standing:  # the plan has asked all nodes anew: a spare may have come
-                choice = self.assessor.weigh(self.ledger.incident(incident.id))
-            proven = plan.bit_identical or not plan.standing  # of a dead rank: else a person decides
-            if self.policy.auto and not self.read_only and choice.automatic and proven:
-                reason = decision.why[0] if decision.why else decision.kind
-                await self.apply(plan.id, Gate(digest=plan.digest, who="policy", reason=reason, yes=True))
-        except Refused as error:
-            text = f"no plan for {decision.node}: {error.text}"
-            if self._unplanned.get(incident.id) != error.code:  # else it was said
-                self._unplanned[incident.id] = error.code
-                with contextlib.suppress(Refused):
-                    self.ledger.append("note", {"incident": incident.id, "code": error.code, "text": text})
-            return False
-        return True
 
     async def _relay(self, request: FreezeRequest, urls: Mapping[str, str]) -> list[dict[str, str]]:
         return await relay(self.agents, request, urls)

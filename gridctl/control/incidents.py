@@ -89,8 +89,9 @@ def _opened(name: str, record: Record) -> Incident:
 def _changes(incident: Incident, record: Record) -> dict[str, Any]:
     data = record.data
     if record.kind == "incident":
-        closed = data["state"] == "closed"
-        return {"state": data["state"], "closed_unix_s": record.t_unix_s if closed else 0.0}
+        if data["state"] == "closed":
+            return {"state": "closed", "closed_unix_s": record.t_unix_s}
+        return {"state": "open", "closed_unix_s": 0.0, "kind": data["kind"], "title": data["title"]}
     if record.kind == "finding":
         return {"findings": [*incident.findings, data]}
     if record.kind == "decision" and data.get("type") == "decision":

@@ -17,6 +17,10 @@ from gridctl.model.plans import Plan
 from gridctl.model.runs import ENDS, Incident, Run
 from gridctl.runbook import progress
 from gridctl.runbook.progress import Progress
+from gridctl.runbook.spares import Claims
+
+#: Who confirms what a site has armed, and drives it.
+POLICY = "policy"
 
 
 class Ledger:
@@ -34,6 +38,7 @@ class Ledger:
         self.owed: list[dict[str, Any]] = []  #: of freezes in force: what could not be written yet
         self.missed: dict[str, set[str]] = {}  #: scope -> nodes that this has not reached yet
         self.deaths: dict[str, Death] = {}  #: job -> the last death of one of its ranks
+        self.steered: set[str] = set()  #: runs that a person has taken a hand in after they had begun
         self.said: set[tuple[Any, ...]] = set()  #: what was journaled of the stream: never twice
         self._news = asyncio.Event()
         try:
@@ -133,6 +138,14 @@ class Ledger:
                 return plan
         return None
 
+    def claims(self, now_unix_s: float) -> Claims:
+        """Which spares are spoken for."""
+        used = {plan for plan, _ in self.runs.values()}
+        return Claims(
+            {run: self.plans[self.runs[run][0]] for run in self.unended()},
+            [p for p in self.plans.values() if p.id not in used and p.expires_unix_s > now_unix_s],
+        )
+
     def cut_rates(self) -> list[tuple[int, float]]:
         """(bytes, milliseconds) of the committed cuts, the newest 20."""
         found = []
@@ -174,6 +187,8 @@ class Ledger:
             self.freezes[audit["scope"]] = audit
         elif audit.get("what") == "relayed":
             self.missed[audit["scope"]] = set(audit["missed"])
+        elif audit.get("what") in ("resume", "rollback", "aborted", "rolled-back") and audit["who"] != POLICY:
+            self.steered.add(audit["run"])
 
     def unended(self) -> Iterator[str]:
         """Runs that have not come to an end."""

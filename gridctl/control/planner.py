@@ -45,7 +45,7 @@ async def make_plan(world: World, request: Request) -> Plan:
     if request.incident:
         world.ledger.incident(request.incident)
     nodes = await world.survey({request.node, request.to})
-    selection = select(request, nodes, world.policy)
+    selection = select(request, nodes, world.policy, world.ledger.claims(time.time()))
     plan_id, handover = f"p-{secrets.token_hex(4)}", f"h-{secrets.token_hex(6)}"
     known = world.ledger.incidents.open_for(request.node, selection.job.name)
     opened = "" if request.incident or known else f"i-{secrets.token_hex(4)}"

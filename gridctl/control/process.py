@@ -138,7 +138,9 @@ def ensure_running(home: Home) -> Client:
             if not _locked(home):  # else another one was faster, and is on its way
                 break
         time.sleep(POLL_S)
-    raise Unanswered(f"the controller did not come up; the end of {home.log}:\n{_tail(home, before)}")
+    silent = Unanswered(f"the controller did not come up; the end of {home.log}:")
+    silent.add_note(_tail(home, before))
+    raise silent
 
 
 def _running(home: Home) -> Client | None:

@@ -13,7 +13,7 @@ from gridctl.control.ledger import Ledger
 from gridctl.control.steplog import StepLog
 from gridctl.detect.ingest import Ingest
 from gridctl.detect.policy import DetectPolicy, builtin
-from gridctl.detect.standing import KINDS, RANK_DIED, Standing
+from gridctl.detect.standing import KINDS, RANK_DIED, RANK_SILENT, Standing
 from gridctl.detect.watch import Watch
 from gridctl.model.findings import SEVERITIES, Decision, Finding, Output, Verdict, WatchedNode
 from gridctl.model.fleet import Node, jobs
@@ -130,7 +130,7 @@ class Sentinel:
         for incident in self._ledger.incidents.all():
             if incident.state != "open" or incident.kind not in KINDS or not incident.job:
                 continue
-            fate = self._standing.fate(incident.job)
+            fate = self._standing.fate(incident.job, incident.node)
             if fate and not unended.intersection(incident.runs):
                 close_incident(self._ledger, incident.id, f"{incident.job}: {fate}")
 
@@ -156,44 +156,53 @@ class Sentinel:
 
     def _said(self, output: Output) -> None:
         data: dict[str, Any] = msgspec.to_builtins(output)
-        key = [data["type"], output.node, output.device, output.kind, output.rule, output.t_unix_s]
-        if output.job:  # several ranks of a job, or of several jobs, may have died there at once
-            key += [output.job, *output.why[:1]]
-        if tuple(key) in self._ledger.said:
+        # What is about processes is found anew by each controller, and was said if it stands in the incident.
+        when = output.whose or output.t_unix_s
+        key = [data["type"], output.node, output.device, output.kind, output.rule, when]
+        said = tuple(key) in self._ledger.said
+        if said and not output.whose:
             return
-        incident = self._incident(output)
-        data = {**data, "key": key, "incident": incident.id if incident else ""}
-        if isinstance(output, Finding) and output.kind == RANK_DIED:
-            data["death"] = msgspec.to_builtins(self._standing.death(output.job), order="sorted")
-        self._ledger.append("finding" if isinstance(output, Finding | Verdict) else "decision", data)
+        known = self._ledger.incidents.open_on(output.node, output.job)
+        incident = known or self._incident(output)
+        if not (said and known):
+            self._tell(output, {**data, "key": key, "incident": incident.id if incident else ""})
         if isinstance(output, Decision) and incident and output.decision == "swap_now":
             task = asyncio.ensure_future(self._until_proposed(incident, output))
             self._proposals.add(task)
             task.add_done_callback(self._proposals.discard)
 
+    def _tell(self, output: Output, data: dict[str, Any]) -> None:
+        died = isinstance(output, Finding) and output.kind == RANK_DIED
+        incident = self._ledger.incidents.get(data["incident"])
+        if died:
+            data["death"] = msgspec.to_builtins(self._standing.death(output.job), order="sorted")
+        if died and incident and incident.kind == RANK_SILENT:  # what was not known then is known now
+            self._ledger.append("incident", _opened(incident.id, output))
+        self._ledger.append("finding" if isinstance(output, Finding | Verdict) else "decision", data)
+
     def _incident(self, output: Output) -> Incident | None:
-        """The open incident of the node; a finding that weighs opens one."""
-        incidents = self._ledger.incidents
-        known = incidents.open_on(output.node, output.job)
+        """A new incident; None for what does not weigh enough."""
         weighs = SEVERITIES.index(output.severity) >= SEVERITIES.index("warning")
-        if known or not (isinstance(output, Decision) or (isinstance(output, Finding) and weighs)):
-            return known
+        if not (isinstance(output, Decision) or (isinstance(output, Finding) and weighs)):
+            return None
         name = f"i-{secrets.token_hex(4)}"
-        node = output.node or "several nodes"
-        where = node if output.device == "node" else f"{output.device} of {node}"
-        self._ledger.append(
-            "incident",
-            {
-                "incident": name,
-                "state": "open",
-                "kind": output.kind,
-                "node": output.node,
-                "job": output.job,
-                "title": f"{output.kind} on {where}",
-                "t_unix_s": output.t_unix_s,
-            },
-        )
-        return incidents.get(name)
+        self._ledger.append("incident", _opened(name, output))
+        return self._ledger.incidents.get(name)
+
+
+def _opened(name: str, output: Output) -> dict[str, Any]:
+    """The record of an incident that is open because of this."""
+    node = output.node or "several nodes"
+    where = node if output.device == "node" else f"{output.device} of {node}"
+    return {
+        "incident": name,
+        "state": "open",
+        "kind": output.kind,
+        "node": output.node,
+        "job": output.job,
+        "title": f"{output.kind} on {where}",
+        "t_unix_s": output.t_unix_s,
+    }
 
 
 def close_incident(ledger: Ledger, incident: str, why: str) -> None:

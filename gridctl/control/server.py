@@ -58,13 +58,13 @@ class Service:
                 web.get("/v1/health", self._health),
                 web.get("/v1/view/{what}", self._view),
                 web.get("/v1/events", self._events),
-                web.get("/v1/{what:run|plan|incident|risk}/{id}", self._one),
+                web.get("/v1/{what:run|plan|incident|risk}/" + _any("id"), self._one),
                 web.get("/v1/records", self._records),
                 web.post("/v1/evidence", self._evidence),
                 web.post("/v1/plan", self._plan),
                 web.post("/v1/apply", self._apply),
-                web.post("/v1/run/{id}/{verb:abort|rollback|resume}", self._steer),
-                web.post("/v1/node/{name}/uncordon", self._uncordon),
+                web.post("/v1/run/" + _any("id") + "/{verb:abort|rollback|resume}", self._steer),
+                web.post("/v1/node/" + _any("name") + "/uncordon", self._uncordon),
                 web.post("/v1/{verb:freeze|thaw}", self._freeze),
                 web.post("/v1/stop", self._end),
             ]
@@ -208,6 +208,11 @@ async def _refusals(request: web.Request, handler: Handler) -> web.StreamRespons
 
 def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json", status=status)
+
+
+def _any(name: str) -> str:
+    """The part of a route that may be any text, quoted: an unknown name is for the ledger to refuse."""
+    return f"{{{name}:(?s:.+)}}"
 
 
 async def _body(request: web.Request, kind: type[T]) -> T:

@@ -20,6 +20,7 @@ RULE = "job.stands"
 #: What becomes of a job that stood.
 GOES_ON = "the job trains again"
 ENDED = "the processes of that run of the job have ended"
+REPLACED = "it stands for want of others; every rank that was here has a process again"
 #: States of a rank whose process may live.
 _ALIVE = ("training", "standing", "unknown")
 
@@ -48,6 +49,7 @@ class Standing:
         self._recalled = set(self._deaths)  #: jobs of whose run nobody has been seen yet
         self._waiting: list[Finding] = []
         self._fates: dict[str, str] = {}  #: job -> what has become of it
+        self._standing: set[str] = set()  #: jobs that stand
         self._seen: set[str] | None = None  #: all jobs that there are; None: not all are known
 
     def look(self, jobs: Iterable[Job], now_unix_s: float, *, heard: bool = True) -> list[Finding | Decision]:
@@ -55,6 +57,7 @@ class Standing:
         told what it has, so what nobody reports is not there."""
         known = {job.name: job for job in jobs}
         self._waiting, self._fates, self._seen = [], {}, set(known) if heard else None
+        self._standing = {job.name for job in known.values() if job.state == "standing"}
         if heard:
             self._recalled.clear()
         for name in self._deaths.keys() - known.keys() - self._recalled:
@@ -81,9 +84,14 @@ class Standing:
         waits = any(found.job == job for found in self._waiting)
         return [_killed_before(death.step)] if death and death.again and waits else []
 
-    def fate(self, job: str) -> str:
-        """What has become of a job that stood; "" while it stands, or while that is not known."""
-        return ENDED if self._seen is not None and job not in self._seen else self._fates.get(job, "")
+    def fate(self, job: str, node: str) -> str:
+        """What has become of a job that stood for want of ranks on a node; "" while it does, or while that
+        is not known."""
+        if self._seen is not None and job not in self._seen:
+            return ENDED
+        waits = any((found.job, found.node) == (job, node) for found in self._waiting)
+        replaced = REPLACED if job in self._standing and not waits else ""
+        return self._fates.get(job, replaced)
 
     def _look(self, job: Job, now_unix_s: float) -> Iterator[Finding | Decision]:
         before = self._of_this_run(job)
@@ -185,7 +193,12 @@ def _found(job: Job, rank: Rank, now_unix_s: float, again: bool) -> Finding:
         layer="progress",
         fault="app" if again else "unknown",
         job=job.name,
+        whose=_whose([rank]),
     )
+
+
+def _whose(ranks: Iterable[Rank]) -> str:
+    return " ".join(sorted(f"{rank.session}@{rank.epoch}" for rank in ranks))
 
 
 def _decided(job: Job, dead: list[Rank], now_unix_s: float) -> Decision:
@@ -203,4 +216,5 @@ def _decided(job: Job, dead: list[Rank], now_unix_s: float) -> Decision:
         decision="swap_now",
         rules=[RULE],
         job=job.name,
+        whose=_whose(dead),
     )

@@ -34,6 +34,9 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     why: list[str] = []  #: the evidence, one line each
     rule: str = ""
     job: str = ""  #: where it is about one job and not about the node; `gridctl replay` does not print it
+    #: The processes that it is about, each with its epoch: so the same is known again, whenever it is found.
+    #: Not printed either.
+    whose: str = ""
 
 
 class Finding(_Said, frozen=True, kw_only=True, tag="finding"):

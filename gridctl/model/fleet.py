@@ -141,6 +141,17 @@ def jobs(nodes: Iterable[Node]) -> list[Job]:
     return [_job(name, sizes[name], held) for name, held in sorted(holders.items()) if name in sizes]
 
 
+def outlived(node: Node, jobs: Iterable[Job]) -> list[tuple[Rank, Rank]]:
+    """Processes on a node whose rank another one holds by now, each with that holder.
+
+    A source that waits to be released, or one that was taken for dead and is back: it trains no further.
+    """
+    holders = {(rank.job, rank.rank): rank for job in jobs for rank in job.ranks}
+    found = [(rank, holders.get((rank.job, rank.rank), rank)) for rank in ranks_of(node)]
+    gone = ("finished", "lost")
+    return [(old, now) for old, now in found if old.session != now.session and old.state not in gone]
+
+
 def spares(nodes: Iterable[Node]) -> list[Spare]:
     """All spare processes, by node."""
     return [_spare(node, spare) for node in nodes if node.status for spare in node.status.spares]

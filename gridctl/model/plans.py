@@ -6,6 +6,11 @@ import msgspec
 
 from gridagent.wire import Blocker, Member
 
+#: An agent's refusal to end a spare that is parked, or another run's: this run never had it.
+NOT_TAKEN = "not-taken"
+#: Who wants the plans that nobody asked for.
+PROPOSER = "gridctl"
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/plan: what somebody wants."""
@@ -67,6 +72,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     args: dict[str, Any] = {}
     deadline_s: float = 60.0
     tolerate: list[str] = []  #: refusal codes that mean "already so"
+    #: Of an inverse, [STEP, INDEX]: not made where it is known that this call of that step had no effect.
+    undoes: list[Any] = []
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
+
 from gridctl.model.plans import Call, DryCall, Plan, Step
 from gridctl.runbook.progress import Progress
 from gridctl.runbook.references import launches_in
@@ -32,7 +34,8 @@ def dry_rest(plan: Plan, progress: Progress, urls: Mapping[str, str], *, back: b
     if back or progress.undoing:
         for step in reversed(plan.steps):
             if step.name in progress.started and step.name not in progress.undone:
-                shown += _back(step, urls)
+                left = [call for call in step.inverse if not progress.needless(call)]
+                shown += _back(msgspec.structs.replace(step, inverse=left), urls)
         return shown
     for step in plan.steps:
         if step.name not in progress.done:

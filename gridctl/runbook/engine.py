@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gridctl.model.plans import Call, Plan, Step
+from gridctl.model.plans import NOT_TAKEN, Call, Plan, Step
 from gridctl.runbook.checks import CHECKS, Context, Problem, settled
 from gridctl.runbook.events import (
     Arm,
@@ -51,6 +51,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     pending: frozenset[str] = frozenset()
     values: dict[str, Any] = {}
     failures: dict[str, OpEnded] = {}
+    idle: frozenset[str] = frozenset()  #: operations that had no effect
     notes: tuple[str, ...] = ()  #: failures that the plan tolerates
     problem: Problem | None = None  #: why the verification does not hold yet
     back: BackAsked | None = None
@@ -106,7 +107,8 @@ def operations(state: RunState, name: str) -> dict[str, Call]:
         prefix, calls = f"{state.run}.{name}", step.calls
         if (fails := state.progress.fails.get(name)) and committed(state):
             prefix = f"{prefix}.again{fails}"  # a person resumed it: the old id would only tell the old end
-    return {f"{prefix}.{index}": call for index, call in enumerate(calls)}
+    needless = state.progress.needless
+    return {f"{prefix}.{index}": call for index, call in enumerate(calls) if not needless(call)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -148,6 +150,8 @@ def _back_asked(state: RunState, event: BackAsked) -> Advance:
 
 def _op_ended(state: RunState, event: OpEnded) -> Advance:
     state = _put(state, pending=state.pending - {event.op})
+    if event.code == NOT_TAKEN or not (event.began or state.progress.undoing):
+        state = _put(state, idle=state.idle | {event.op})
     if event.ok:
         state = _put(state, values={**state.values, event.op: event.value})
     elif event.code in operations(state, state.step)[event.op].tolerate:
@@ -283,7 +287,8 @@ def _settled(state: RunState, verdict: Problem | None) -> Advance:
 
 def _fail(state: RunState, problem: Problem) -> Advance:
     values = [value for value in _values(state, _step(state.plan, state.step)) if value is not None]
-    state, effects = _record_step(state, "failed", code=problem.code, text=problem.text, values=values)
+    failed = {"code": problem.code, "text": problem.text, "values": values, "idle": _idle(state)}
+    state, effects = _record_step(state, "failed", **failed)
     if committed(state) and problem.code == "job-lost":
         return _then(effects, _let_go(state, problem))
     if committed(state) and state.progress.fails[state.step] > 1:  # it will not get better: go on without
@@ -330,16 +335,19 @@ def _undo_next(state: RunState) -> Advance:
         state, effects = _record_step(state, "undoing", attempt=progress.attempt)
         sends = [Send(op, call) for op, call in operations(state, name).items()]
         state = _put(state, pending=frozenset(send.op for send in sends))
+        if not sends:
+            return _then(effects, _undone(state))
         return state, [*effects, Arm(_token(state), UNDO_DEADLINE_S), *sends]
     return _undoing_ended(state)
 
 
 def _undone(state: RunState) -> Advance:
+    idle = _idle(state)
     if state.failures:
         failure = next(iter(state.failures.values()))
-        state, effects = _record_step(state, "undo-failed", code=failure.code, text=failure.text)
+        state, effects = _record_step(state, "undo-failed", code=failure.code, text=failure.text, idle=idle)
     else:
-        state, effects = _record_step(state, "undone", text="; ".join(state.notes))
+        state, effects = _record_step(state, "undone", text="; ".join(state.notes), idle=idle)
     return _then(effects, _undo_next(state))
 
 
@@ -379,7 +387,16 @@ def _record(state: RunState, kind: str, data: dict[str, Any]) -> tuple[RunState,
 
 
 def _fresh(state: RunState, step: str) -> RunState:
-    return _put(state, step=step, pending=frozenset(), values={}, failures={}, notes=(), problem=None)
+    return _put(
+        state,
+        step=step,
+        pending=frozenset(),
+        values={},
+        failures={},
+        idle=frozenset(),
+        notes=(),
+        problem=None,
+    )
 
 
 def _put(state: RunState, **changes: Any) -> RunState:
@@ -400,6 +417,11 @@ def _next_step(state: RunState) -> Step | None:
 
 def _values(state: RunState, step: Step) -> list[Any]:
     return [state.values.get(op) for op in operations(state, step.name)]
+
+
+def _idle(state: RunState) -> list[int]:
+    """The calls of the step in hand that are known to have had no effect, by index."""
+    return sorted(int(op.rpartition(".")[2]) for op in state.idle)
 
 
 def _token(state: RunState) -> str:

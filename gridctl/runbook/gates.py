@@ -10,9 +10,12 @@ from gridctl.model.fleet import Node
 from gridctl.model.plans import Gate, Plan
 from gridctl.model.runs import Run
 from gridctl.runbook import basis
+from gridctl.runbook.spares import Claims
 
 #: A time service may set a clock back by so much while a plan is looked at.
 CLOCK_SLACK_S = 5.0
+#: What a site has accepted by its policy (`require_same_driver = false`), also where nobody looks.
+ACCEPTED = ("driver-differs",)
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
@@ -36,6 +39,16 @@ def check_gate(plan: Plan, gate: Gate) -> None:
             " look at the plan again",
         )
     check_meant(plan.node, gate)
+
+
+def for_a_person(plan: Plan) -> list[str]:
+    """Why nobody but a person may apply this plan: what keeps it from being proven bit-identical.
+
+    A live swap may go on where the site has accepted the difference; a dead rank's state is not to be had
+    a second time.
+    """
+    accepted = () if plan.standing else ACCEPTED
+    return [blocker.text for blocker in plan.blockers if blocker.code not in accepted]
 
 
 def check_meant(name: str, gate: Gate) -> None:
@@ -105,4 +118,19 @@ def check_alone(node: str, job: str, runs: Iterable[Run]) -> None:
                 "busy",
                 f"run {run.id} on {what} is {run.state}: wait for its end, or end it"
                 f" (`gridctl run resume|rollback {run.id}`)",
+            )
+
+
+def check_targets(plan: Plan, claims: Claims) -> None:
+    """Raises `Refused` while an unended run uses a spare of this plan, or moves ranks to its node."""
+    for run, other in claims.runs.items():
+        nodes = {move.target.node for move in other.moves}
+        for target in (move.target for move in plan.moves if move.target.node in nodes):
+            has = f"has the spare on {target.node}"
+            if target.session not in [move.target.session for move in other.moves]:
+                has = f"moves a rank to {target.node}, and a node serves one run at a time"
+            raise Refused(
+                "busy",
+                f"run {run} ({other.job} leaves {other.node}) {has}: wait for its end, or make a new plan"
+                f" (`gridctl swap plan {plan.node}`), which takes another spare where there is one",
             )

@@ -22,8 +22,8 @@ from gridagent.wire import (
     plain,
 )
 from gridctl.assess.forecast import Forecast
-from gridctl.model.fleet import Node, Spare
-from gridctl.model.plans import Call, Move, Plan, Step
+from gridctl.model.fleet import Node
+from gridctl.model.plans import NOT_TAKEN, Call, Move, Plan, Step
 from gridctl.model.policy import Policy
 from gridctl.runbook import basis, preflight
 from gridctl.runbook.gates import seal
@@ -95,7 +95,7 @@ def build(
             standing=selection.standing,
             assume_dead=request.assume_dead,
             blockers=blockers,
-            notes=[*warnings, *_risks(selection, launches), *_notes(selection, nodes)],
+            notes=[*warnings, *selection.notes, *_risks(selection, launches), *_notes(selection, nodes)],
         )
     )
 
@@ -193,22 +193,22 @@ class _Steps:
         )
 
     def _reserve(self) -> Step:
-        """Has no call of its own: its inverse parks what undoing `specialise` has retired."""
-        again: dict[tuple[str, str], list[Spare]] = {}
-        for spare, move in zip(self.selection.spares, self.selection.moves, strict=True):
-            again.setdefault((move.target.node, move.target.url), []).append(spare)
+        """Has no call of its own: its inverse parks one for each that undoing `specialise` has retired."""
         return Step(
             name="reserve",
             text=f"take {len(self.selection.spares)} spare(s) out of the pool",
             inverse=[
                 Call(
-                    node=node,
-                    url=url,
+                    node=move.target.node,
+                    url=move.target.url,
                     kind="spare.park",
-                    args={"count": len(spares), "gpus": [gpu for spare in spares for gpu in spare.gpus]},
+                    args={"count": 1, "gpus": spare.gpus},
                     deadline_s=60.0,
+                    undoes=["specialise", index],
                 )
-                for (node, url), spares in again.items()
+                for index, (spare, move) in enumerate(
+                    zip(self.selection.spares, self.selection.moves, strict=True)
+                )
             ],
         )
 
@@ -227,10 +227,9 @@ class _Steps:
             )
             order["launch"] = _launch(self.selection, move, launch)
             calls.append(self._call(move.target, "handover.specialise", order, self.warm_s))
-            retire = self._call(
-                move.target, "handover.retire", {"reason": f"hand-over {self.handover} ended"}
-            )
-            inverse.append(msgspec.structs.replace(retire, tolerate=ENDING))
+            ended = {"handover": self.handover, "reason": f"hand-over {self.handover} ended"}
+            retire = self._call(move.target, "handover.retire", ended)
+            inverse.append(msgspec.structs.replace(retire, tolerate=[*ENDING, NOT_TAKEN]))
         ranks = ", ".join(str(move.rank) for move in self.selection.moves)
         return Step(
             name="specialise",

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from gridctl.model.plans import Plan
+from gridctl.model.plans import Call, Plan
 from gridctl.model.runs import ENDS, Run, StepRun
 
 
@@ -20,6 +20,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     started: tuple[str, ...] = ()
     done: dict[str, list[Any]] = {}  #: step -> the values of its calls
     undone: frozenset[str] = frozenset()
+    #: step -> its calls, by index, that never had an effect: the agent refused them, or to undo them
+    idle: dict[str, frozenset[int]] = {}
     leftover: dict[str, str] = {}  #: step -> why this attempt could not undo it
     failed: str = ""  #: the step at which the run was stopped
     fails: dict[str, int] = {}  #: step -> how often it has failed
@@ -31,6 +33,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ended(self) -> bool:
         return self.state in ENDS
+
+    def needless(self, call: Call) -> bool:
+        """Whether what this call would undo never took place."""
+        return bool(call.undoes) and call.undoes[1] in self.idle.get(call.undoes[0], ())
 
 
 def fold(progress: Progress, kind: str, data: dict[str, Any], t_unix_s: float) -> Progress:
@@ -68,6 +74,8 @@ def _run(progress: Progress, data: dict[str, Any], t_unix_s: float) -> Progress:
 def _step(progress: Progress, data: dict[str, Any], t_unix_s: float) -> Progress:
     name, state = data["step"], data["state"]
     changes: dict[str, Any] = {"steps": _view(progress.steps, data, t_unix_s)}
+    if idle := data.get("idle"):
+        changes["idle"] = {**progress.idle, name: progress.idle.get(name, frozenset()).union(idle)}
     if state == "started":
         if name not in progress.started:
             changes["started"] = (*progress.started, name)

@@ -11,7 +11,7 @@ from gridctl.model.plans import Move, Request
 from gridctl.model.policy import Policy
 from gridctl.runbook import preflight
 from gridctl.runbook.preflight import fatal
-from gridctl.runbook.spares import choose
+from gridctl.runbook.spares import NOBODY, Claims, choose
 
 #: States of a rank whose job goes on, or waits to.
 GOING = ("training", "standing")
@@ -27,6 +27,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     members: list[Member]
     chair: Member
     blockers: list[Blocker]
+    notes: list[str] = []
 
     @property
     def standing(self) -> bool:
@@ -44,7 +45,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         return next(m for m in self.members if (m.role, m.session) == ("survivor", move.source.session))
 
 
-def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selection:
+def select(request: Request, nodes: Mapping[str, Node], policy: Policy, claims: Claims = NOBODY) -> Selection:
     """Chooses ranks, spares and chair. Raises `Refused` with everything that stands in the way."""
     nodes = _taken_for_dead(request, nodes) if request.assume_dead else nodes
     source = nodes.get(request.node)
@@ -67,7 +68,7 @@ def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selec
                 " evacuate single devices instead",
             )
         )
-    chosen, objections = choose(leaving, source, nodes, policy, request.to)
+    chosen, objections = choose(leaving, source, nodes, policy, request.to, claims)
     refuse_if_fatal(blockers + objections)
     for spare in chosen:
         blockers += preflight.of_spare(
@@ -84,7 +85,14 @@ def select(request: Request, nodes: Mapping[str, Node], policy: Policy) -> Selec
     members = sorted(survivors + [move.source for move in moves], key=lambda member: member.rank)
     members += [move.target for move in moves]
     return Selection(
-        request=request, job=job, moves=moves, spares=chosen, members=members, chair=chair, blockers=blockers
+        request=request,
+        job=job,
+        moves=moves,
+        spares=chosen,
+        members=members,
+        chair=chair,
+        blockers=blockers,
+        notes=claims.notes(chosen, job.name),
     )
 
 

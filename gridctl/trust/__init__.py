@@ -10,7 +10,14 @@ from gridagent.identity import (
 )
 from gridctl.trust.acts import read_acts
 from gridctl.trust.authority import Authority
-from gridctl.trust.errors import KeyringIsLocked, KeyringUnavailable, TokenRefused, TrustError
+from gridctl.trust.errors import (
+    KeyringIsLocked,
+    KeyringUnavailable,
+    NotIssued,
+    NotUsable,
+    TokenRefused,
+    TrustError,
+)
 from gridctl.trust.health import attestation_state, skew_warning, version_warnings
 from gridctl.trust.join_server import serve_join
 
@@ -19,6 +26,8 @@ __all__ = [
     "IdentityError",
     "KeyringIsLocked",
     "KeyringUnavailable",
+    "NotIssued",
+    "NotUsable",
     "TokenRefused",
     "TrustError",
     "attestation_state",

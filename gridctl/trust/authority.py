@@ -30,7 +30,7 @@ from gridagent import identity
 from gridagent.enrolment import JoinToken
 from gridagent.identity import Peer, write_file
 from gridctl.trust import certificates, rootkey, tokens
-from gridctl.trust.errors import TrustError
+from gridctl.trust.errors import NotIssued, NotUsable, TrustError
 
 #: A reason of RFC 5280, 5.3.1, as it is written there.
 REASONS = {
@@ -252,7 +252,7 @@ class Authority:
         `crl_pem()`. Raises `TrustError` where nothing was issued to `target`.
         """
         if reason not in REASONS:
-            raise TrustError(f"unknown reason {reason!a}: say one of {', '.join(REASONS)}")
+            raise NotUsable(f"unknown reason {reason!a}: say one of {', '.join(REASONS)}")
         with self._locked():
             lists, now = self._lists(), time.time()
             serials = self._serials_of(target, now)
@@ -311,7 +311,7 @@ class Authority:
             return [r["serial"] for r in owned if r["not_after_unix_s"] > now_unix_s]
         serial = target.lower().lstrip("0")
         if not any(r["serial"] == serial for r in records):
-            raise TrustError(f"nothing was issued to {target!a}, and no certificate has this serial")
+            raise NotIssued(f"nothing was issued to {target!a}, and no certificate has this serial")
         return [serial]
 
     # ----------------------------------------------------------------------------------------------
@@ -351,20 +351,20 @@ def _bundle(
 
 def _check_name(what: str, name: str) -> None:
     if not identity.NAME.fullmatch(name):
-        raise TrustError(
+        raise NotUsable(
             f"{name!a} is no usable {what} name: 1 to 63 letters, digits, dots, dashes or underscores"
         )
 
 
 def _check_request(role: str, name: str, addresses: Sequence[str], days: float) -> None:
     if role not in identity.ROLES:
-        raise TrustError(f"unknown role {role!a}: one of {', '.join(identity.ROLES)}")
+        raise NotUsable(f"unknown role {role!a}: one of {', '.join(identity.ROLES)}")
     _check_name(role, name)
     low, high = OPERATOR_DAYS_RANGE
     if role != "node" and not low <= days <= high:
-        raise TrustError(f"an {role} certificate lives {low:.0f} to {high:.0f} days, not {days:g}")
+        raise NotUsable(f"an {role} certificate lives {low:.0f} to {high:.0f} days, not {days:g}")
     if role == "node" and not addresses:
-        raise TrustError(f"node {name} needs the address (DNS name or IP) where its agent listens")
+        raise NotUsable(f"node {name} needs the address (DNS name or IP) where its agent listens")
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -375,7 +375,7 @@ def _split(address: str) -> tuple[str, int]:
         pass
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(\d{1,5}))?", address)
     if match is None or not 0 <= int(match[2] or 0) < 65536:
-        raise TrustError(f"{address!a} is no HOST or HOST:PORT")
+        raise NotUsable(f"{address!a} is no HOST or HOST:PORT")
     return match[1].strip("[]"), int(match[2] or AGENT_PORT)
 
 

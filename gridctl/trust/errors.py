@@ -13,5 +13,13 @@ class KeyringIsLocked(TrustError):
     """The keyring holds (or could hold) the root key but is locked."""
 
 
+class NotUsable(TrustError):
+    """A name, an address, a time or a reason that somebody gave cannot be used."""
+
+
+class NotIssued(TrustError):
+    """Nothing was ever issued to that party."""
+
+
 class TokenRefused(TrustError):
     """An enrolment token is unknown, expired, used, or for another node."""

@@ -116,6 +116,12 @@ class Run:
 
             holder.session = wait_for(f"the agent knows rank {rank} of {self.name}", look)
 
+    def discard(self, spare: Holder) -> None:
+        """Ends a spare that was parked in vain."""
+        spare.process.kill()
+        spare.process.wait(DEADLINE_S)
+        self.left.remove(spare)
+
     def finish(self) -> Trace:
         """Lets the job run to its end; every process must end by itself, with status 0."""
         self.let_run()

@@ -121,7 +121,7 @@ def test_while_frozen_only_the_way_back_is_open(world: Fleet, agent: Agent) -> N
     assert client.op("job.describe", session, holder="nobody", fence=0).state == "done"
     abort = {**session, "handover": "h1", "reason": "freeze"}
     assert client.op("handover.abort", abort).state == "done"
-    assert client.op("handover.retire", {**session, "reason": "freeze"}).state == "done"
+    assert client.op("handover.retire", abort).state == "done"
     for scope in ("j", "fleet"):
         client.post("/v1/freeze", {"scope": scope, "frozen": False, "who": "ann", "reason": "over"})
     assert client.op("handover.cut", {**session, **CUT}).state == "done"

@@ -370,6 +370,37 @@ def test_the_launch_goes_with_the_rank(world: Fleet) -> None:
         first.client().get("/v1/launch?job=j&rank=1")
 
 
+def retire(spare: Any, handover: str) -> dict[str, Any]:
+    return {"session": spare.session, "handover": handover, "reason": "it ended"}
+
+
+def test_a_spare_is_ended_only_for_the_hand_over_that_it_was_specialised_for(
+    world: Fleet, agent: Agent
+) -> None:
+    spec = registered(agent)
+    spare = world.peer(agent, role="spare")
+    client = agent.client()
+    client.lease()
+    with pytest.raises(Refused, match="bad-request"):
+        client.op("handover.retire", {"session": spare.session, "reason": "an older controller"})
+    for _ in range(2):
+        with pytest.raises(Refused, match="parked: it is not hand-over h2's to end"):
+            client.op("handover.retire", retire(spare, "h2"))
+        agent.end(signal.SIGKILL)
+        client = agent.start().client()
+        wait_for("the spare is back", lambda: world.known(agent, spare.session))
+    assert client.op("handover.specialise", specialise(spec, spare)).state == "done"
+    for _ in range(2):
+        with pytest.raises(Refused, match="specialised for hand-over h1") as caught:
+            client.op("handover.retire", retire(spare, "h2"))
+        assert caught.value.code == "not-taken"
+        assert world.known(agent, spare.session).state in ("warm", "specialising")  # to a new agent
+        agent.end(signal.SIGKILL)
+        client = agent.start().client()
+        wait_for("the spare is back", lambda: world.known(agent, spare.session))
+    assert client.op("handover.retire", retire(spare, "h1")).state == "done"
+
+
 def test_a_spare_that_fails_is_spent(world: Fleet, agent: Agent) -> None:
     spec = registered(agent)
     spare = world.peer(agent, role="spare")
@@ -429,8 +460,10 @@ def test_parked_spares_report_and_outlive_the_agent(world: Fleet, agent: Agent) 
         agent.start()
         spare = wait_for("it is back", lambda: world.known(agent, status.value["sessions"][0]))
         assert (spare.pid, spare.state) == (pid, "parked")
-        retire = {"session": spare.session, "reason": "test"}
-        assert agent.client().op("handover.retire", retire).state == "done"
+        with pytest.raises(Refused, match="parked") as caught:
+            agent.client().op("handover.retire", retire(spare, "h1"))
+        assert caught.value.code == "not-taken"
+        os.kill(pid, signal.SIGKILL)
         wait_for("it has ended", lambda: not agent.client().status().spares)
         wait_for("its process has ended", lambda: not Path(f"/proc/{pid}").exists() or zombie(pid))
     finally:

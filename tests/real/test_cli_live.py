@@ -96,6 +96,38 @@ def test_every_no_has_its_exit_code(fleet: SwapFleet, command: str, code: Exit) 
     assert done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["run", "show", HOSTILE], Exit.NOT_FOUND),
+        (["run", "show", "\n"], Exit.NOT_FOUND),
+        (["incident", "show", HOSTILE], Exit.NOT_FOUND),
+        (["nodes", HOSTILE], Exit.NOT_FOUND),
+        (["jobs", HOSTILE], Exit.NOT_FOUND),
+        (["risk", HOSTILE], Exit.NOT_FOUND),
+        (["swap", "plan", HOSTILE], Exit.NOT_FOUND),
+        (["swap", "plan", "n1", "--job", HOSTILE], Exit.NOT_FOUND),
+        (["swap", "plan", "n1", "--to", HOSTILE], Exit.NOT_FOUND),
+        (["swap", "apply", HOSTILE, "--yes", "--reason", "x"], Exit.NOT_FOUND),
+        (["uncordon", HOSTILE, "--yes", "--reason", "x"], Exit.NOT_FOUND),
+        (["collect", HOSTILE], Exit.NOT_FOUND),
+        (["policy", "show", HOSTILE], Exit.NOT_FOUND),
+        (["enroll", HOSTILE], Exit.USAGE),
+        (["simulate", "out.jsonl", "--incident", HOSTILE], Exit.USAGE),
+        (["replay", HOSTILE], Exit.ERROR),
+        (["nodes", "-o", HOSTILE], Exit.USAGE),
+        ([HOSTILE], Exit.USAGE),
+    ],
+)
+def test_what_somebody_typed_is_shown_in_an_error_and_never_obeyed(
+    fleet: SwapFleet, arguments: list[str], code: Exit
+) -> None:
+    said = gridctl(fleet.root, *arguments, expect=code).stderr
+    assert not set(said) & set("\x1b\x07\r")
+    assert said.startswith(("gridctl: ", "Usage: "))
+    assert not any(line.startswith("ok") for line in said.splitlines()), said
+
+
 def frozen(fleet: SwapFleet) -> list[list[str]]:
     return [agent.client().status().frozen for agent in fleet.agents.values()]
 

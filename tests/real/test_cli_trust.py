@@ -103,7 +103,7 @@ def test_a_colleague_may_look_until_that_is_taken_back(home: Path) -> None:
     make_fleet(home)
     his = home / "his"
     given = ["grant", "bob", str(his / "trust"), "--yes", "--reason", "on call"]
-    assert "7 to 90" in gridctl(home, *given, "--days", "1000", expect=Exit.ERROR).stderr
+    assert "7 to 90" in gridctl(home, *given, "--days", "1000", expect=Exit.USAGE).stderr
     serial = gridctl(home, *given).stdout.strip()
     assert "is there already" in gridctl(home, *given, expect=Exit.ERROR).stderr
     assert (his / "trust/operator.key").stat().st_mode & 0o777 == 0o600
@@ -167,7 +167,12 @@ def test_a_person_makes_a_fleet_and_adds_nodes(home: Path) -> None:
     nodes = tomllib.loads((home / "fleet.toml").read_text())["node"]
     assert nodes == [{"name": "n1", "url": "https://127.0.0.9:7001", "rack": 'r"1'}]
 
-    gridctl(home, "enroll", "no/such name", *where, expect=Exit.ERROR)
+    gridctl(home, "enroll", "no/such name", *where, expect=Exit.USAGE)
+    gridctl(home, "enroll", "n2", "--address", "a b", expect=Exit.USAGE)
+    because = ["--yes", "--reason", "x"]
+    gridctl(home, "grant", "no/such name", str(home / "his"), *because, expect=Exit.USAGE)
+    gridctl(home, "revoke", "n1", "--cause", "dislike", *because, expect=Exit.USAGE)
+    gridctl(home, "revoke", "nobody", *because, expect=Exit.NOT_FOUND)
     assert len(tomllib.loads((home / "fleet.toml").read_text())["node"]) == 1
     states = {check["what"]: check["state"] for check in data(home, "doctor")}
     assert states == {"home": "ok", "trust": "ok", "journal": "warn", "controller": "unknown"}

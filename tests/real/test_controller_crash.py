@@ -13,7 +13,7 @@ from gridagent.journal import Record, Tail, read, verify
 from gridctl.control.client import Client
 from gridctl.errors import Refused
 from gridctl.model.plans import Gate, Plan, Request
-from gridctl.model.runs import Run
+from gridctl.model.runs import Incident, Run
 
 YES = Gate(who="ann", reason="a test", yes=True)
 
@@ -87,6 +87,31 @@ def test_a_controller_killed_three_times_in_one_run_does_nothing_twice(fleet: Sw
     assert verify(fleet.home.journal).ok
 
 
+def test_a_run_of_its_own_is_resumed_by_each_next_controller_and_does_nothing_twice(
+    fleet: SwapFleet,
+) -> None:
+    fleet.home.policy_file.write_text("auto = true\n")
+    client = fleet.controller()
+    plan = client.plan(Request(node="n2", who="gridctl"))
+    tail = Tail(fleet.home.journal, client.health()["journal_seq"])
+    agreed = Gate(digest=plan.digest, who="policy", reason="memory errors", yes=True)
+    run, journal = client.apply(plan.id, agreed), records(tail)
+    for step in ("specialise", "cut", "watch"):
+        until(journal, step)
+        client = fleet.kill_controller()
+    found = wait_for("the run ends", lambda: run_ended(client, run.id))
+    assert found.state == "done", found
+    job = training(client, step=max(fleet.steps(0)) + 5)
+    assert (job.epoch, job.ranks[1].node) == (1, "n4")
+    for node in fleet.agents:
+        done = [op for op in ops(fleet, node) if op.startswith(run.id)]
+        assert len(done) == len(set(done))
+    told = [r.data for r in read(fleet.home.journal) if r.data.get("what") == "resume"]
+    assert [(data["who"], data["run"]) for data in told] == [("policy", run.id)] * 3
+    fleet.finish_job()
+    assert verify(fleet.home.journal).ok
+
+
 def test_an_abort_before_the_cut_leaves_everything_as_it_was(fleet: SwapFleet) -> None:
     client = fleet.controller()
     plan, run, journal = started(fleet, client)
@@ -105,7 +130,10 @@ def test_a_killed_controller_s_run_can_be_rolled_back(fleet: SwapFleet) -> None:
     client = fleet.controller()
     _, run, journal = started(fleet, client)
     until(journal, "join")
+    fleet.home.policy_file.write_text("auto = true\n")
     client = fleet.kill_controller()
+    wait_for("it is told that the run waits", lambda: waits(client, run))
+    assert client.one("run", run.id, Run).state == "interrupted", "a person began it"
     client.rollback(run.id, YES)
     found = ended(client, run.id)
     assert found.state == "rolled-back", found
@@ -161,6 +189,11 @@ def test_the_death_of_the_chair_s_agent_does_not_reach_into_the_cut(fleet: SwapF
     expected = ("done", 1) if job.ranks[1].node == "n4" else ("aborted", 0)
     assert (found.state, job.epoch) == expected, found
     fleet.finish_job()
+
+
+def waits(client: Client, run: Run) -> bool:
+    told = client.one("incident", run.incident, Incident).timeline
+    return any(f"gridctl run resume {run.id}" in moment.what for moment in told if moment.kind == "note")
 
 
 def run_ended(client: Client, run: str) -> Run | None:

@@ -65,7 +65,7 @@ def test_a_preflight_finds_all_that_stands_in_the_way(trained: TrainingFleet) ->
         "model/anchor is a tensor that is neither parameter nor buffer" in found["unregistered-tensor"].text
     )
     assert "own.seen: set cannot be moved" in found["state-cannot-move"].text
-    handover.op(handover.targets[1], "handover.retire", {"reason": "not needed"})
+    run.discard(handover.targets[1])
     handover.end()
     run.finish()
 
@@ -208,7 +208,11 @@ def test_a_script_that_is_another_one_at_the_spare_shows_once_it_is_warm(
     handover.specialise()
     scripts = [reports[1].facts["script"] for reports in (handover.reports, handover.warm)]
     assert (scripts[0] != scripts[1]) == bool(edited)
-    handover.op(handover.targets[1], "handover.retire", {"reason": "not needed"})
+    retire = {"handover": handover.id, "reason": "not needed"}
+    with pytest.raises(Refused, match=f"specialised for hand-over {handover.id}") as caught:
+        handover.op(handover.targets[1], "handover.retire", {**retire, "handover": "another"})
+    assert caught.value.code == "not-taken"
+    handover.op(handover.targets[1], "handover.retire", retire)
     handover.end()
     run.finish()
 
@@ -235,6 +239,6 @@ def test_a_spare_with_other_code_of_the_same_version_is_refused_before_anything_
     assert not blockers[even.session]
     assert [(b.code, b.fatal) for b in blockers[odd.session]] == [("agent-code-differs", True)]
     for spare in (odd, even):
-        handover.op(spare, "handover.retire", {"reason": "not needed"})
+        run.discard(spare)
     handover.end()
     run.finish()

@@ -148,8 +148,9 @@ class World:
     """Answers effects by script and keeps what a real fleet would keep.
 
     `script`: operation id -> what its agent does: "ok", "fail" (the effect failed), "refuse" (at the
-    door), "lost" (done, but nobody hears of it), "silent" (nothing happens), "abort" and "returned" (a
-    cut's outcomes). Operations without an entry are "ok". The first answer stays: ids are idempotent.
+    door), "gone" (its process has ended), "lost" (done, but nobody hears of it), "silent" (nothing happens),
+    "abort" and "returned" (a cut's outcomes). Operations without an entry are "ok". The first answer stays:
+    ids are idempotent.
     """
 
     plan: Plan
@@ -188,8 +189,12 @@ class World:
     def _first(self, op: str, call: Call, what: str) -> OpEnded:
         if what == "refuse":
             return OpEnded(op, False, code="busy", text="refused", began=False)
+        if what == "gone":
+            return OpEnded(op, False, code="not-found", text="no such process", began=False)
         if what == "silent":
             return OpEnded(op, False, code="node-unreachable", text="silent")
+        if call.kind == "handover.retire" and f"r1.specialise.{op.rpartition('.')[2]}" not in self.effects:
+            return OpEnded(op, False, code="not-taken", text="it is parked", began=False)
         self.effects.append(op)
         if what == "fail":
             return OpEnded(op, False, code="op-failed", text="failed")

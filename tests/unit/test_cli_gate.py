@@ -88,6 +88,7 @@ def test_every_refusal_has_an_exit_code_that_fits() -> None:
         "unknown-plan",
         "unknown-run",
         "unknown-incident",
+        "unknown-party",
         "unknown-kind",
     }
     assert {code for code, end in codes.items() if end is Exit.UNKNOWN} == {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from runbook_world import fleet, rank, spare
 
@@ -39,7 +40,22 @@ def test_a_node_shows_the_ranks_that_it_has(
         capsys,
         fleet(n2=moved, n4={"spares": [spare()], "ranks": [rank(1, session="x", epoch=1)]}),
     )
-    assert found == {"n1": ("lm/0", ""), "n2": ("lm/1", ""), "n3": ("lm/2", ""), "n4": ("lm/1", "")}
+    left = "rank 1 of lm is on n4 since epoch 1; process 101 here, of epoch 0, is what is left of it"
+    assert found == {"n1": ("lm/0", ""), "n2": ("lm/1:old", left), "n3": ("lm/2", ""), "n4": ("lm/1", "")}
+
+
+def test_a_process_that_was_taken_for_dead_and_is_back_is_marked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = {name: {"ranks": [rank(r, epoch=1)]} for name, r in (("n1", 0), ("n3", 2))}
+    taken = {"spares": [], "ranks": [rank(1, session="x", epoch=1)]}
+    for state in ("standing", "training"):
+        nodes = fleet(**new, n2={"ranks": [rank(1, state=state)]}, n4=taken)
+        found = shown(monkeypatch, capsys, nodes)
+        assert (found["n2"][0], found["n4"]) == ("lm/1:old", ("lm/1", ""))
+        assert "rank 1 of lm is on n4 since epoch 1" in found["n2"][1]
+    silent = {**nodes, "n2": msgspec.structs.replace(nodes["n2"], reachable=False, error="refused")}
+    assert shown(monkeypatch, capsys, silent)["n2"][0] == "lm/1:old"
 
 
 def test_a_dead_rank_is_shown_as_such_while_its_job_stands(

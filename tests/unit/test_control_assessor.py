@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from runbook_world import JOB, NOW, fleet, rank, spare
+from runbook_world import JOB, NOW, fleet, plan_for, rank, spare
 from runbook_world import report as session_report
 from test_assess_rates import BASE, finding
 
-from gridagent.wire import StreamRecord
+from gridagent.wire import Blocker, StreamRecord
 from gridctl.assess.forecast import NodeHistory, forecast
 from gridctl.assess.outlook import NodeRisk
 from gridctl.cli.incidents import _page as incident_page
@@ -25,7 +25,7 @@ from gridctl.control.steplog import StepLog
 from gridctl.errors import Refused
 from gridctl.home import Home
 from gridctl.model.fleet import Node
-from gridctl.model.plans import Request
+from gridctl.model.plans import PROPOSER, Request
 from gridctl.model.policy import Caps, Policy
 from gridctl.runbook.price import price
 from gridctl.runbook.selection import select
@@ -44,7 +44,7 @@ class World:
         self.home = Home.at(folder)
         self.ledger = Ledger(self.home, "ann-1")
         self.sentinel = Sentinel(self.ledger, StepLog(), propose)
-        self.policy = Policy()
+        self.policy, self.read_only = Policy(), ""
         self.nodes = nodes
         self.assessor = Assessor(self)
         self.sentinel.nodes_changed(nodes.values())
@@ -249,6 +249,27 @@ def test_while_a_job_stands_its_node_is_not_one_of_which_nothing_is_known(world:
     world.sentinel.nodes_changed(world.nodes.values())
     assert world.assessor.one("n2").choice.action != "swap_now"
     assert world.ledger.incidents.all()[0].state == "closed"
+
+
+def test_nothing_is_said_to_be_done_by_itself_that_waits_for_a_person(world: World) -> None:
+    world.policy = Policy(auto=True)
+    stand(world)
+    (incident,) = world.ledger.incidents.all()
+    world.assessor.turn()
+    assert world.ledger.incident(incident.id).choice["automatic"]
+    unproven = Blocker(code="not-proven", text="rank 1 died too early", fatal=False)
+    spoken = {"who": PROPOSER, "blockers": [unproven], "standing": True}
+    nodes = fleet(**STANDS, n2={"ranks": [rank(1, state="lost", mark="50 aa")]})
+    plan = msgspec.structs.replace(plan_for(nodes), incident=incident.id, **spoken)
+    world.ledger.append("plan", {"incident": incident.id, "plan": msgspec.to_builtins(plan)})
+    world.assessor.turn()
+    choice = world.ledger.incident(incident.id).choice
+    assert (choice["action"], choice["automatic"]) == ("swap_now", False)
+    assert choice["why"][0] == "a person applies the plan: rank 1 died too early"
+    shown = " ".join(incident_page(world.ledger.incident(incident.id)).text(None, False).split())
+    assert "ought to be done: swap_now because: a person applies" in shown
+    world.read_only = "it is read-only"
+    assert not world.assessor.one("n2").choice.automatic
 
 
 def test_a_person_s_cordon_holds_a_recovery_as_well(world: World) -> None:

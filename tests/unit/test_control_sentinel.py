@@ -15,7 +15,7 @@ from gridagent.wire import NodeStatus, RankStatus, StreamRecord
 from gridctl.control import sentinel
 from gridctl.control.ledger import Ledger
 from gridctl.control.steplog import StepLog
-from gridctl.detect.standing import ENDED, GOES_ON
+from gridctl.detect.standing import ENDED, GOES_ON, REPLACED
 from gridctl.home import Home
 from gridctl.model.findings import Decision
 from gridctl.model.fleet import Node
@@ -137,9 +137,12 @@ class Watching:
         self.proposed.append(decision)
         return True
 
-    def see(self, *ranks: list[RankStatus], silent: str = "") -> None:
-        """n1 has the first ranks, n2 the next ones ..."""
-        told = [node(status(f"n{i}", ranks=its)) for i, its in enumerate(ranks, 1)]
+    def see(self, *ranks: list[RankStatus], silent: str = "", unreachable: str = "") -> None:
+        """n1 has the first ranks, n2 the next ones ... `silent`: has told nothing yet."""
+        told = [
+            node(status(name, ranks=its), reachable=name != unreachable)
+            for name, its in ((f"n{i}", its) for i, its in enumerate(ranks, 1))
+        ]
 
         async def change() -> None:
             self.sentinel.nodes_changed(
@@ -262,4 +265,41 @@ def test_a_death_that_nobody_has_answered_is_decided_on_by_the_next_controller(t
         watching.see([stood("a", 0)], [stood("a", 1, state="lost")])
         assert len(watching.proposed) == 1
         assert watching.incidents() == [("n2", "a", "open")]
+        assert [moment.kind for moment in watching.ledger.incidents.all()[0].timeline] == [
+            "incident",
+            "finding",
+            "decision",
+        ], "what was said is not said again"
         watching.close()
+
+
+def moved(node_of_rank_1: str, state: str, epoch: int) -> list[list[RankStatus]]:
+    """Job a of two ranks; the second one has been moved to another node by epoch 1."""
+    new = msgspec.structs.replace(stood("a", 1, epoch=epoch, state=state), session=f"a1.{epoch}")
+    first = stood("a", 0, epoch=epoch, state="standing" if state == "lost" else state)
+    return [[first], [], [new]] if node_of_rank_1 == "n3" else [[first], [new], []]
+
+
+def test_the_incident_of_a_death_closes_once_its_rank_has_a_new_process_which_died_elsewhere(
+    watching: Watching,
+) -> None:
+    watching.see(*moved("n2", "lost", 0))
+    watching.see(*moved("n3", "lost", 1))  # it has trained in between, and nobody has looked
+    assert watching.incidents() == [("n2", "a", "closed"), ("n3", "a", "open")]
+    first, _ = watching.ledger.incidents.all()
+    assert first.timeline[-1].what == f"incident closed: a: {REPLACED}"
+    watching.see(*moved("n3", "training", 2))
+    assert watching.incidents() == [("n2", "a", "closed"), ("n3", "a", "closed")]
+
+
+def test_a_silent_rank_that_is_known_to_be_dead_is_called_so(watching: Watching) -> None:
+    ranks = [[stood("a", 0)], [stood("a", 1)]]
+    watching.see(*ranks)
+    watching.see(*ranks, unreachable="n2")
+    assert [(i.kind, i.title) for i in watching.ledger.incidents.all()] == [
+        ("rank_silent", "rank_silent on n2")
+    ]
+    watching.see([stood("a", 0)], [stood("a", 1, state="lost")])
+    (incident,) = watching.ledger.incidents.all()
+    assert (incident.kind, incident.title, incident.state) == ("rank_died", "rank_died on n2", "open")
+    assert "incident open: rank_died on n2" in [moment.what for moment in incident.timeline]

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runbook_world import World, fleet, plan_for
+from runbook_world import World, fleet, plan_for, rank, spare
 
 from gridctl.model.runs import ENDS
 from gridctl.runbook import progress
@@ -57,8 +57,26 @@ def test_a_failure_before_the_cut_undoes_everything_in_reverse_order(step: str, 
     order = [s.name for s in PLAN.steps]
     positions = [order.index(op.split(".")[1]) for op in undone]
     assert positions == sorted(positions, reverse=True)
-    begun = [s.name for s in PLAN.steps if s.name in found.started and s.inverse]
-    assert {op.split(".")[1] for op in undone} == set(begun)
+    begun = {s.name for s in PLAN.steps if s.name in found.started and s.inverse}
+    if step == "specialise" and how != "fail":
+        begun -= {"specialise", "reserve"}  # the spare is parked as it was: none takes its place
+    assert {op.split(".")[1] for op in undone} == begun
+
+
+def test_a_spare_that_somebody_else_has_is_left_alone_and_no_other_is_parked_in_its_place() -> None:
+    nodes = fleet(n2={"ranks": [rank(1), rank(2)]}, n3={"ranks": []}, n4={"spares": [spare("a"), spare("b")]})
+    world = World(plan_for(nodes), {"r1.specialise.0": "fail", "r1.specialise.1": "refuse"})
+    world.drive(START)
+    assert world.progress().state == "aborted"
+    undone = [op for op in world.effects if "specialise.undo" in op or "reserve.undo" in op]
+    assert undone == ["r1.specialise.undo1.0", "r1.reserve.undo1.0"]
+
+
+def test_in_the_place_of_a_spare_that_has_died_in_the_run_another_is_parked() -> None:
+    world = World(PLAN, {"r1.join.0": "fail", "r1.specialise.undo1.0": "gone"})
+    world.drive(START)
+    assert world.progress().state == "aborted"
+    assert "r1.reserve.undo1.0" in world.effects
 
 
 @pytest.mark.parametrize(("outcome", "code"), [("abort", "cut-aborted"), ("returned", "target-lost")])
@@ -239,6 +257,8 @@ def test_after_any_crash_the_journal_leads_to_an_end_and_nothing_is_done_twice(
         assert found.state == "done"
     else:
         assert found.state != "done"
+    if any(op.startswith("r1.reserve.undo") for op in world.effects):
+        assert "r1.specialise.0" in world.effects  # else no spare is missing
     if found.state == "aborted":
         assert not world.cordoned or "r1.cordon.0" not in world.effects
     last = [data["state"] for kind, data in world.journal if kind == "run"][-1]

@@ -17,6 +17,7 @@ from gridctl.model.runs import Run
 from gridctl.runbook import gates
 from gridctl.runbook.hot_swap import build
 from gridctl.runbook.selection import select
+from gridctl.runbook.spares import Claims
 
 GPU2: dict[str, Any] = {"ranks": [rank(1, gpus=[0]), rank(2, session="s2", gpus=[1])]}
 
@@ -143,6 +144,58 @@ def test_two_ranks_need_two_spares() -> None:
     nodes = fleet(n2={"ranks": [rank(1), rank(2)]}, n3={"ranks": []}, n4={"spares": [spare("a"), spare("b")]})
     plan = plan_for(nodes)
     assert [(m.rank, m.target.session) for m in plan.moves] == [(1, "a"), (2, "b")]
+
+
+def two_jobs(*parked: str) -> dict[str, Node]:
+    """Two jobs of two ranks, which want to leave n2 and n3, and spares."""
+    other: dict[str, Any] = {"job": "vit", "world_size": 2}
+    return fleet(
+        n1={"ranks": [rank(0, world_size=2), rank(0, session="t0", **other)]},
+        n2={"ranks": [rank(1, world_size=2)]},
+        n3={"ranks": [rank(1, session="t1", **other)]},
+        n4={"spares": [spare(name) for name in parked]},
+    )
+
+
+def test_a_spare_that_another_jobs_plan_has_chosen_is_left_to_it_while_there_are_others() -> None:
+    first = plan_for(two_jobs("a", "b"))
+    mine, theirs = Claims(plans=[first]), Request(node="n3")
+    assert first.moves[0].target.session == "a"
+    second = select(theirs, two_jobs("a", "b"), Policy(), mine)
+    assert ([spare.session for spare in second.spares], second.notes) == (["b"], [])
+    again = select(Request(node="n2"), two_jobs("a", "b"), Policy(), mine)  # takes the place of its own plan
+    assert ([spare.session for spare in again.spares], again.notes) == (["a"], [])
+    last = select(theirs, two_jobs("a"), Policy(), mine)
+    assert [spare.session for spare in last.spares] == ["a"]
+    assert last.notes == [
+        "no other spare is left than the spare on n4, and plan p1 (lm leaves n2) has chosen it too: whichever"
+        " is applied first has it"
+    ]
+
+
+def test_a_spare_that_a_run_has_chosen_is_not_chosen_again() -> None:
+    first = plan_for(two_jobs("a", "b"))
+    running = Claims(runs={"r1": first})
+    second = select(Request(node="n3"), two_jobs("a", "b"), Policy(), running)
+    assert [spare.session for spare in second.spares] == ["b"]
+    assert "run r1 (lm leaves n2) moves a rank to that node: wait for its end" in second.notes[0]
+    with pytest.raises(Refused, match=r"taken by run r1 \(lm leaves n2\)") as caught:
+        select(Request(node="n3"), two_jobs("a"), Policy(), running)
+    assert caught.value.code == "no-spare"
+
+
+def test_nothing_is_applied_that_would_take_the_spare_of_a_run_or_its_node() -> None:
+    first = plan_for(two_jobs("a", "b"))
+    gates.check_targets(first, Claims(plans=[first]))
+    with pytest.raises(Refused, match=r"run r1 \(lm leaves n2\) has the spare on n4") as caught:
+        gates.check_targets(first, Claims(runs={"r1": first}))
+    assert caught.value.code == "busy"
+    beside = plan_for(two_jobs("b"))
+    with pytest.raises(Refused, match="moves a rank to n4, and a node serves one run at a time"):
+        gates.check_targets(beside, Claims(runs={"r1": first}))
+    elsewhere = msgspec.structs.replace(first.moves[0].target, node="n9", session="z")
+    moves = [msgspec.structs.replace(first.moves[0], target=elsewhere)]
+    gates.check_targets(msgspec.structs.replace(first, moves=moves), Claims(runs={"r1": first}))
 
 
 def test_a_device_moves_alone_and_its_node_is_not_cordoned() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runbook_world import fleet, rank
 
-from gridctl.detect.standing import ENDED, GOES_ON, Standing
+from gridctl.detect.standing import ENDED, GOES_ON, REPLACED, Standing
 from gridctl.model.findings import Decision, Finding
 from gridctl.model.fleet import Job, Rank, jobs
 
@@ -84,7 +84,7 @@ def test_the_next_run_of_a_name_that_dies_in_the_same_step_is_told_of() -> None:
     standing = Standing()
     standing.look([job("standing", dead={1})], 1.0)
     assert told(standing.look([job("standing", dead={1}, run="b")], 2.0)) == DIED_1
-    assert standing.fate("lm") == ENDED, "of the run before"
+    assert standing.fate("lm", "n1") == ENDED, "of the run before"
 
 
 def test_a_second_rank_that_dies_while_the_first_is_replaced_is_told_of() -> None:
@@ -98,6 +98,7 @@ def test_a_second_rank_that_dies_while_the_first_is_replaced_is_told_of() -> Non
     back = job("standing", 9, {3}, epoch=1, moved={1: 1})
     assert standing.look([back], 3.0) == []
     assert standing.findings("n1") == []
+    assert [standing.fate("lm", node) for node in ("n1", "n3")] == [REPLACED, ""]
 
 
 def test_whoever_dies_in_the_step_that_killed_twice_is_for_a_person() -> None:
@@ -126,7 +127,7 @@ def test_two_jobs_on_one_node_are_told_apart() -> None:
     assert {decision.job for decision in decisions} == {"lm", "other"}
     standing.look([job("training", epoch=1, moved={1: 1}), other], 2.0)
     assert [standing.stands(decision) for decision in decisions] == [False, True]
-    assert (standing.fate("lm"), standing.fate("other")) == (GOES_ON, "")
+    assert (standing.fate("lm", "n1"), standing.fate("other", "n1")) == (GOES_ON, "")
 
 
 def test_what_becomes_of_a_job_that_stood() -> None:
@@ -142,11 +143,11 @@ def test_what_becomes_of_a_job_that_stood() -> None:
         standing = Standing()
         standing.look([job("standing", dead={1})], 1.0)
         standing.look(now, 2.0, heard=False)  # a node that never answers is in nobody's way
-        assert standing.fate("lm") == fate, now
+        assert standing.fate("lm", "n1") == fate, now
     for now in ([], [job("lost", dead={1})]):
         standing = Standing()
         standing.look(now, 1.0, heard=False)
-        assert standing.fate("lm") == "", "a controller that has just begun does not know yet"
+        assert standing.fate("lm", "n1") == "", "a controller that has just begun does not know yet"
 
 
 def test_a_process_that_was_given_up_and_is_back_can_die_again() -> None:

@@ -41,6 +41,7 @@ class _Release(msgspec.Struct):
 
 
 class _Retire(msgspec.Struct):
+    handover: str
     reason: str
 
 
@@ -137,24 +138,46 @@ class SpecialiseSpare(Relay):
         return value
 
 
+class RetireSpare(Relay):
+    """handover.retire: a spare ends, if it is this hand-over's. The process itself has the last word."""
+
+    def check(self, request: OpRequest) -> None:
+        """Raises `Refused` not-taken also if this node knows it to be parked, or another hand-over's."""
+        super().check(request)
+        spare, handover = session_of(request, self._sessions), arguments(request, _Retire).handover
+        owner = self._handovers.owner(spare.id)
+        if owner not in ("", handover) or (not owner and spare.role == "spare" and spare.state == "parked"):
+            what = f"specialised for hand-over {owner}" if owner else "parked"
+            raise Refused(
+                "not-taken", f"session {spare.id} is {what}: it is not hand-over {handover}'s to end"
+            )
+
+
 class Handovers:
     """Who belongs to which hand-over, as far as this node was told; what is forgotten is refused."""
 
     def __init__(self, log: OpLog, node: str) -> None:
         self._node = node
         self._members: dict[str, tuple[float, list[Member]]] = {}  #: hand-over -> until when (monotonic), who
+        self._owners: dict[str, str] = {}  #: session of a spare -> the hand-over that it was specialised for
         for entry in log.entries.values():
             # The wall clock tells only of the time before this agent, and is not believed if it was set back.
             self.remember(entry.request, max(0.0, time.time() - entry.status.t_unix_s))
 
     def remember(self, request: OpRequest, age_s: float = 0.0) -> None:
-        """Takes the members of an open or join over, until its time to live is over."""
+        """Takes the members of an open or join over, until its time to live is over; whose a spare is."""
         now_s = time.monotonic()
         self._members = {key: known for key, known in self._members.items() if known[0] > now_s}
         if request.kind in ("handover.open", "handover.join"):
             told = msgspec.convert(request.args, _Told)
             if told.ttl_s > age_s:
                 self._members[told.handover] = (now_s + told.ttl_s - age_s, told.members)
+        elif request.kind == "handover.specialise":
+            self._owners[request.args["session"]] = request.args["handover"]
+
+    def owner(self, session: str) -> str:
+        """The hand-over for which this node has had a spare specialised; "" for none."""
+        return self._owners.get(session, "")
 
     def check_outgoing(self, request: MeetRequest, url: str, session: str) -> Member:
         """The member that `session` wants to meet at `url`. Raises `OpFailed` for anybody else."""

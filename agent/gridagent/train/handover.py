@@ -9,6 +9,7 @@ import msgspec
 
 from gridagent import wire
 from gridagent.train.channels import MEET_TIMEOUT_S
+from gridagent.train.context import CONTEXT
 from gridagent.train.driver import Driver, end_process
 from gridagent.train.errors import HandoverError
 from gridagent.train.link import LinkError
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
 
 #: A source hears of the commit within this time after the others run, unless it is not frozen at all.
 _COMMIT_S = 10.0
+
+
+def refuse_other(spare: wire.Specialise | None, args: dict[str, Any]) -> None:
+    """Raises `HandoverError` unless `spare` was specialised for the hand-over that wants it to end.
+
+    A spare has no rank yet while it warms up for one hand-over, and another that lost it must not end it.
+    """
+    handover = str(args.get("handover", ""))
+    if spare is None:
+        raise HandoverError(f"this spare was not specialised for hand-over {handover}: it stays parked")
+    if spare.handover != handover:
+        raise HandoverError(f"this process was specialised for hand-over {spare.handover}, not {handover}")
 
 
 class Handovers:
@@ -161,6 +174,7 @@ class Handovers:
         return {}
 
     def _retire(self, args: dict[str, Any]) -> Any:
+        refuse_other(CONTEXT.spare, args)
         if self._session.is_owner or self.frozen:
             raise HandoverError("this process is no spare: it holds or held a rank")
         threading.Timer(0.2, end_process, args=(self._session, "retired", 0)).start()

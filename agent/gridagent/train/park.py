@@ -20,6 +20,7 @@ from gridagent import wire
 from gridagent.environment import OF_THE_JOB
 from gridagent.train import CONTEXT, Session  # noqa: F401  (importing makes "grid" known and torch warm)
 from gridagent.train.context import numeric_facts
+from gridagent.train.handover import refuse_other
 from gridagent.train.link import LinkError
 from gridagent.train.standin import StandInGroup, install_rendezvous
 
@@ -54,7 +55,8 @@ def main() -> int:
             )
         return wire.plain(report)
 
-    def retire(_args: dict[str, Any]) -> Any:
+    def retire(args: dict[str, Any]) -> Any:
+        refuse_other(CONTEXT.spare, args)
         threading.Timer(0.2, os._exit, args=(0,)).start()
         return {}
 
