@@ -16,6 +16,9 @@ from gridctl.ports.agents import AgentError, Agents
 #: was journaled before is not journaled again.
 REREAD_RECORDS = 20_000
 
+#: A node that tells much at once, on a disk that is slow to take findings, keeps nobody else waiting longer.
+TURN_S = 0.05
+
 log = logging.getLogger("gridctl.control")
 
 
@@ -46,8 +49,13 @@ class Followers:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _follow(self, name: str, url: str, after: int) -> None:
+        loop = asyncio.get_running_loop()
+        turn_s = loop.time()
         with contextlib.suppress(AgentError):
             async for record in self._agents.stream(url, after):
+                if loop.time() - turn_s > TURN_S:
+                    await asyncio.sleep(0)
+                    turn_s = loop.time()
                 try:
                     # The connection says who speaks, not the record.
                     self._feed(msgspec.structs.replace(record, node=name))
