@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -70,3 +71,31 @@ def test_the_target_is_what_the_source_is(ours: list[tuple[str, Any]], theirs: l
         here, there = (getattr(module[0], name, "absent") for module in (source, target))
         both_nan = all(isinstance(value, float) and math.isnan(value) for value in (here, there))
         assert both_nan or (type(here), here) == (type(there), there)
+
+
+def test_which_parameters_are_trained_moves() -> None:
+    source, target = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
+    ours, theirs = Attributes(source), Attributes(target)
+    source[0].weight.requires_grad_(False)
+    target[1].bias.requires_grad_(False)
+    kept = ours.read()
+    theirs.put(ours.now())
+    assert [p.requires_grad for p in target.parameters()] == [False, True, True, True]
+    assert theirs.now() == ours.now()
+    source[0].weight.requires_grad_(True)
+    source[1].weight.requires_grad_(False)
+    ours.put_back(kept)
+    assert [p.requires_grad for p in source.parameters()] == [False, True, True, True]
+
+
+def test_a_list_that_has_changed_is_told() -> None:
+    module = model()
+    module[0].same, module[0].grows, module[0].odd, module[0].names = [1], {"a": (1, 2)}, [object()], {"x"}
+    module[0].cache = [torch.zeros(2)]
+    attributes = Attributes(module)
+    assert attributes.strayed() == []
+    module[0].cache[0].add_(1)
+    module[0].grows["b"] = 1
+    module[0].new = [2]
+    module[0].names.add("y")
+    assert attributes.strayed() == ["0.grows", "0.names", "0.cache", "0.new"]

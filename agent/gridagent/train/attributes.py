@@ -1,18 +1,26 @@
-"""Plain values that hang on modules beside parameters and buffers: `training`, a dropout's `p`, a counter.
+"""Plain values that hang on modules beside parameters and buffers: `training`, a dropout's `p`, a counter,
+and which parameters are trained at all (`requires_grad`).
 
 They decide what a step computes, so they are part of a rank's state as far as training has changed them. A
 value that is still what it was when the module was registered stays where it is: it may belong to the place
-(the index of a device, a folder), and a new process makes its own.
+(the index of a device, a folder), and a new process makes its own. Lists and the like do not move; that one
+has changed is told.
 """
 
 import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+from gridagent.train.packing import PackError, pack
 
 #: A flag of each module that scripts switch at will; it belongs to no place and always moves.
 _TRAINING = "training"
+_GRAD = ".requires_grad"
 _PLAIN = (bool, int, float, str, type(None))
+_CONTAINERS = (list, tuple, deque, Mapping, Set)
 
 
 class _Absent:
@@ -33,6 +41,27 @@ class Attributes:
         self._shapes: list[tuple[int, str]] = []
         self._look()
         self._first = {where: place[key] for where, (place, key) in self._places.items()}
+        self._parameters = {f"{name}{_GRAD}": its for name, its in module.named_parameters()}
+        self._trained = [parameter.requires_grad for parameter in self._parameters.values()]
+        self._held = dict(self._containers())
+
+    def _containers(self) -> Iterator[tuple[str, Any]]:
+        """What lists and the like hold, where that can be told."""
+        for path, place in self._modules.items():
+            for key, value in place.items():
+                if not isinstance(value, _CONTAINERS) or key.startswith("_") or path in self._tell:
+                    continue
+                tensors: list[Tensor] = []
+                try:
+                    items = sorted(value) if isinstance(value, Set) else value
+                    held = pack(list(items) if isinstance(items, deque) else items, tensors)
+                except (PackError, TypeError):
+                    continue
+                yield f"{path}.{key}", (held, [(tensor.data_ptr(), tensor._version) for tensor in tensors])
+
+    def strayed(self) -> list[str]:
+        """Lists and the like that training has changed. They do not move."""
+        return [where for where, held in self._containers() if self._held.get(where) != held]
 
     def _look(self) -> None:
         """Takes up values that have come since."""
@@ -51,19 +80,25 @@ class Attributes:
         """All of them, for `put_back` and `changed`."""
         if self._shapes != self._shape():
             self._look()
-        return [place.get(key, _ABSENT) for place, key in self._places.values()]
+        trained = [parameter.requires_grad for parameter in self._parameters.values()]
+        return [*trained, *(place.get(key, _ABSENT) for place, key in self._places.values())]
 
     def put_back(self, values: list[Any]) -> None:
         """Sets what `read` gave, and takes away what came later."""
         self._look()
-        later: list[Any] = [_ABSENT] * (len(self._places) - len(values))
-        for (place, key), value in zip(self._places.values(), values + later, strict=True):
+        count = len(self._parameters)
+        for parameter, trained in zip(self._parameters.values(), values[:count], strict=True):
+            _train(parameter, trained)
+        later: list[Any] = [_ABSENT] * (len(self._places) + count - len(values))
+        for (place, key), value in zip(self._places.values(), values[count:] + later, strict=True):
             _set(place, key, value)
 
     def changed(self, values: list[Any]) -> dict[str, Any]:
         """What training has changed, of `values` as `read` gave them; and every `training`."""
-        found = {}
-        for (where, (_, key)), value in zip(self._places.items(), values, strict=False):
+        count = len(self._parameters)
+        trained = zip(self._parameters, values[:count], self._trained, strict=True)
+        found = {where: value for where, value, first in trained if value is not first}
+        for (where, (_, key)), value in zip(self._places.items(), values[count:], strict=False):
             first = self._first.get(where, _ABSENT)
             moves = key == _TRAINING or (value is not first and not _same(value, first))
             if moves and type(value) in _PLAIN:
@@ -80,9 +115,17 @@ class Attributes:
         for where, (place, key) in self._places.items():
             if where not in changed:
                 _set(place, key, self._first.get(where, _ABSENT))
+        for (where, parameter), first in zip(self._parameters.items(), self._trained, strict=True):
+            _train(parameter, changed.get(where, first))
         for where, value in changed.items():
-            path, _, key = where.rpartition(".")
-            self._modules[path][key] = value
+            if where not in self._parameters:
+                path, _, key = where.rpartition(".")
+                self._modules[path][key] = value
+
+
+def _train(parameter: nn.Parameter, trained: bool) -> None:
+    if parameter.requires_grad is not trained:
+        parameter.requires_grad_(trained)
 
 
 def _has_extra_state(module: nn.Module) -> bool:
