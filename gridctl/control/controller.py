@@ -218,7 +218,7 @@ class Controller:
                 raise Refused("used-plan", f"plan {plan_id} was applied as run {used[0]}: make a new plan")
             gates.check_gate(plan, gate)
             gates.check_alone(plan.node, plan.job, self.ledger.all_runs())
-            gates.check_targets(plan, self.ledger.claims(time.time()))
+            gates.check_nodes(plan, self.ledger.claims(time.time()))
             nodes = await self.look({member.node for member in plan.members})
             self._refuse_frozen(plan.job)
             gates.check_unsteered(self.lease.holder, nodes.values())

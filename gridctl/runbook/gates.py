@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gridctl.errors import Refused
-from gridctl.model.fleet import Node
+from gridctl.model.fleet import Node, several
 from gridctl.model.plans import Gate, Plan
 from gridctl.model.runs import Run
 from gridctl.runbook import basis
@@ -121,16 +121,20 @@ def check_alone(node: str, job: str, runs: Iterable[Run]) -> None:
             )
 
 
-def check_targets(plan: Plan, claims: Claims) -> None:
-    """Raises `Refused` while an unended run uses a spare of this plan, or moves ranks to its node."""
+def check_nodes(plan: Plan, claims: Claims) -> None:
+    """Raises `Refused` while an unended run uses a spare of this plan, or another of its nodes: an agent
+    serves one run at a time."""
+    wanted = {plan.node, *(member.node for member in plan.members)}
     for run, other in claims.runs.items():
-        nodes = {move.target.node for move in other.moves}
-        for target in (move.target for move in plan.moves if move.target.node in nodes):
-            has = f"has the spare on {target.node}"
-            if target.session not in [move.target.session for move in other.moves]:
-                has = f"moves a rank to {target.node}, and a node serves one run at a time"
-            raise Refused(
-                "busy",
-                f"run {run} ({other.job} leaves {other.node}) {has}: wait for its end, or make a new plan"
-                f" (`gridctl swap plan {plan.node}`), which takes another spare where there is one",
+        taken = {other.node, *(member.node for member in other.members)}
+        if not (both := sorted(wanted & taken)):
+            continue
+        spares = {move.target.session: move.target.node for move in other.moves}
+        shared = [spares[move.target.session] for move in plan.moves if move.target.session in spares]
+        why = f"has {several(both)}, and a node serves one run at a time: wait for its end"
+        if shared:
+            why = (
+                f"has the spare on {shared[0]}: wait for its end, or make a new plan (`gridctl swap plan"
+                f" {plan.node}`), which takes another spare where there is one"
             )
+        raise Refused("busy", f"run {run} ({other.job} leaves {other.node}) {why}")

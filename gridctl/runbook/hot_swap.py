@@ -260,7 +260,10 @@ class _Steps:
                     self._call(
                         member, "handover.abort", {"handover": self.handover, "reason": "the run turned back"}
                     ),
-                    tolerate=ENDING,
+                    tolerate=[
+                        *ENDING,
+                        "busy",
+                    ],  # another run has the node: this one has prepared nothing there
                 )
                 for member in self.selection.processes
             ],

@@ -186,16 +186,18 @@ def test_a_spare_that_a_run_has_chosen_is_not_chosen_again() -> None:
 
 def test_nothing_is_applied_that_would_take_the_spare_of_a_run_or_its_node() -> None:
     first = plan_for(two_jobs("a", "b"))
-    gates.check_targets(first, Claims(plans=[first]))
+    gates.check_nodes(first, Claims(plans=[first]))
     with pytest.raises(Refused, match=r"run r1 \(lm leaves n2\) has the spare on n4") as caught:
-        gates.check_targets(first, Claims(runs={"r1": first}))
+        gates.check_nodes(first, Claims(runs={"r1": first}))
     assert caught.value.code == "busy"
     beside = plan_for(two_jobs("b"))
-    with pytest.raises(Refused, match="moves a rank to n4, and a node serves one run at a time"):
-        gates.check_targets(beside, Claims(runs={"r1": first}))
-    elsewhere = msgspec.structs.replace(first.moves[0].target, node="n9", session="z")
-    moves = [msgspec.structs.replace(first.moves[0], target=elsewhere)]
-    gates.check_targets(msgspec.structs.replace(first, moves=moves), Claims(runs={"r1": first}))
+    with pytest.raises(Refused, match="has n1, n2, n4, and a node serves one run at a time"):
+        gates.check_nodes(beside, Claims(runs={"r1": first}))
+    shares = msgspec.structs.replace(beside, node="n8", members=first.members[:1], moves=[])
+    with pytest.raises(Refused, match="has n1, and a node serves one run at a time"):
+        gates.check_nodes(shares, Claims(runs={"r1": first}))
+    elsewhere = [msgspec.structs.replace(member, node="n9") for member in first.members]
+    gates.check_nodes(msgspec.structs.replace(shares, members=elsewhere), Claims(runs={"r1": first}))
 
 
 def test_a_device_moves_alone_and_its_node_is_not_cordoned() -> None:
