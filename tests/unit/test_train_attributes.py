@@ -99,3 +99,14 @@ def test_a_list_that_has_changed_is_told() -> None:
     module[0].new = [2]
     module[0].names.add("y")
     assert attributes.strayed() == ["0.grows", "0.names", "0.cache", "0.new"]
+
+
+def test_hooks_that_came_in_training_are_told() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
+    module[1].register_forward_hook(lambda *_: None)
+    attributes = Attributes(module)
+    assert attributes.strayed() == []
+    module[1].register_forward_hook(lambda *_: None)
+    module[0].register_forward_pre_hook(lambda *_: None)
+    module[0].bias.register_hook(lambda gradient: gradient)
+    assert attributes.strayed() == ["0's hooks", "1's hooks", "0.bias's hooks"]

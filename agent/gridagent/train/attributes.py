@@ -20,6 +20,8 @@ from gridagent.train.packing import PackError, pack
 _TRAINING = "training"
 _GRAD = ".requires_grad"
 _PLAIN = (bool, int, float, str, type(None))
+_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _CONTAINERS = (list, tuple, deque, Mapping, Set)
 
 
@@ -44,6 +46,7 @@ class Attributes:
         self._parameters = {f"{name}{_GRAD}": its for name, its in module.named_parameters()}
         self._trained = [parameter.requires_grad for parameter in self._parameters.values()]
         self._held = dict(self._containers())
+        self._hooked = dict(self._hooks())
 
     def _containers(self) -> Iterator[tuple[str, Any]]:
         """What lists and the like hold, where that can be told."""
@@ -59,9 +62,18 @@ class Attributes:
                     continue
                 yield f"{path}.{key}", (held, [(tensor.data_ptr(), tensor._version) for tensor in tensors])
 
+    def _hooks(self) -> Iterator[tuple[str, list[int]]]:
+        """How many hooks each module and each parameter has."""
+        for path, place in self._modules.items():
+            yield path, [len(place.get(kind) or ()) for kind in _MODULE_HOOKS]
+        for where, parameter in self._parameters.items():
+            name = where.removesuffix(_GRAD)
+            yield name, [len(getattr(parameter, kind, None) or ()) for kind in _PARAMETER_HOOKS]
+
     def strayed(self) -> list[str]:
-        """Lists and the like that training has changed. They do not move."""
-        return [where for where, held in self._containers() if self._held.get(where) != held]
+        """What training has changed and does not move: lists and the like, and hooks."""
+        lists = [where.lstrip(".") for where, held in self._containers() if self._held.get(where) != held]
+        return lists + [f"{path}'s hooks" for path, count in self._hooks() if self._hooked[path] != count]
 
     def _look(self) -> None:
         """Takes up values that have come since."""

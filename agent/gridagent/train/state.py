@@ -136,8 +136,8 @@ class RankState:
                 text = f"{path} is a tensor that is neither parameter nor buffer: register_buffer() it"
                 found.append(("unregistered-tensor", text, True))
             for where in self.attributes[name].strayed():
-                text = f"{name}/{where.lstrip('.')} has changed since the Session was made, and does not move"
-                found.append(("changed-attribute", f"{text}: keep it in a registered dict", False))
+                text = f"{name}/{where}: changed since the Session was made, and does not move with the rank"
+                found.append(("changed-attribute", f"{text}. Make it before, or keep it registered", False))
             for parameter_name, parameter in unwrap(module).named_parameters():
                 if parameter.grad is not None and bool(local(parameter.grad).any()):
                     where = f"{name}/{parameter_name} has a gradient at the boundary"
