@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gridagent.train.attributes import Attributes
+from gridagent.train.state import RankState
 
 
 class Part(nn.Module):
@@ -110,3 +111,24 @@ def test_hooks_that_came_in_training_are_told() -> None:
     module[0].register_forward_pre_hook(lambda *_: None)
     module[0].bias.register_hook(lambda gradient: gradient)
     assert attributes.strayed() == ["0's hooks", "1's hooks", "0.bias's hooks"]
+
+
+def test_modules_that_came_or_went_are_told() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(0.1)), nn.GELU())
+    attributes = Attributes(module)
+    module[1][0] = nn.Dropout(0.2)
+    module.add_module("gate", nn.Identity())
+    del module[2]
+    assert attributes.strayed() == ["1.0", "2", "gate"]
+
+
+def test_an_optimizers_new_hook_is_told() -> None:
+    state, module = RankState(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    state.register("model", module)
+    state.register("opt", optimizer)
+    assert state.blockers() == []
+    optimizer.register_step_post_hook(lambda *_: None)
+    ((code, text, fatal),) = state.blockers()
+    assert (code, fatal) == ("changed-attribute", False)
+    assert text.startswith("opt's hooks changed since the Session was made")

@@ -36,6 +36,7 @@ class Attributes:
     """The plain values of one registered module and of all modules in it, by "path.name"."""
 
     def __init__(self, module: nn.Module) -> None:
+        self._module = module
         self._modules = {path: vars(child) for path, child in module.named_modules()}
         #: These tell of themselves what counts.
         self._tell = {path for path, its in module.named_modules() if _has_extra_state(its)}
@@ -71,9 +72,13 @@ class Attributes:
             yield name, [len(getattr(parameter, kind, None) or ()) for kind in _PARAMETER_HOOKS]
 
     def strayed(self) -> list[str]:
-        """What training has changed and does not move: lists and the like, and hooks."""
+        """What training has changed and does not move: lists and the like, hooks, and modules themselves."""
+        now = {path: vars(child) for path, child in self._module.named_modules()}
+        parts = now.keys() | self._modules.keys()
+        found = [path for path in sorted(parts) if now.get(path) is not self._modules.get(path)]
         lists = [where.lstrip(".") for where, held in self._containers() if self._held.get(where) != held]
-        return lists + [f"{path}'s hooks" for path, count in self._hooks() if self._hooked[path] != count]
+        hooks = [f"{path}'s hooks" for path, count in self._hooks() if self._hooked[path] != count]
+        return found + lists + hooks
 
     def _look(self) -> None:
         """Takes up values that have come since."""

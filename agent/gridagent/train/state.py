@@ -22,6 +22,10 @@ from gridagent.train.attributes import Attributes
 from gridagent.train.packing import PackError, memory_of, pack, unpack
 from gridagent.train.rng import Rng
 
+_STRAYED = (
+    "changed since the Session was made, which does not move with the rank: make it before, or keep it in a"
+    " registered object"
+)
 CATEGORIES = ("parameters", "optimizer", "buffers", "rng", "other")
 
 
@@ -79,6 +83,7 @@ class RankState:
         self.modules: dict[str, nn.Module] = {}
         self.attributes: dict[str, Attributes] = {}  #: of the modules
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._hooks: dict[str, int] = {}  #: of the optimizers, that come after a step
         self.trees: dict[str, Any] = {}  #: objects with state_dict/load_state_dict, or dicts
         self.loaders: dict[str, Any] = {}  #: same, but reading their state may have side effects
         self.generators: dict[str, torch.Generator] = {}
@@ -92,6 +97,7 @@ class RankState:
             self.attributes[name] = Attributes(unwrap(value))
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizers[name] = value
+            self._hooks[name] = len(value._optimizer_step_post_hooks)
         elif isinstance(value, torch.Generator):
             self.generators[name] = value
         elif isinstance(value, dict) or (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
@@ -135,9 +141,6 @@ class RankState:
             for path in _loose_tensors(name, unwrap(module)):
                 text = f"{path} is a tensor that is neither parameter nor buffer: register_buffer() it"
                 found.append(("unregistered-tensor", text, True))
-            for where in self.attributes[name].strayed():
-                text = f"{name}/{where}: changed since the Session was made, and does not move with the rank"
-                found.append(("changed-attribute", f"{text}. Make it before, or keep it registered", False))
             for parameter_name, parameter in unwrap(module).named_parameters():
                 if parameter.grad is not None and bool(local(parameter.grad).any()):
                     where = f"{name}/{parameter_name} has a gradient at the boundary"
@@ -145,11 +148,21 @@ class RankState:
                     found.append(("gradient-at-boundary", text, True))
                     break
         found += self._unregistered()
+        found += [("changed-attribute", f"{where} {_STRAYED}", False) for where in self._strayed()]
         for name, loader in self.loaders.items():
             if getattr(loader, "num_workers", 0):
                 text = f"{name} has workers with random state: seed each sample, or use num_workers=0"
                 found.append(("loader-workers", text, False))
         return found
+
+    def _strayed(self) -> list[str]:
+        """What training has changed and nobody moves."""
+        found = [f"{name}/{where}" for name, its in self.attributes.items() for where in its.strayed()]
+        return found + [
+            f"{name}'s hooks"
+            for name, optimizer in self.optimizers.items()
+            if len(optimizer._optimizer_step_post_hooks) != self._hooks[name]
+        ]
 
     def _unregistered(self) -> list[tuple[str, str, bool]]:
         """What must be somewhere and was not given: nobody would move it, and nothing else would say so."""
