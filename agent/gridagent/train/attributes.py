@@ -21,7 +21,6 @@ _TRAINING = "training"
 _GRAD = ".requires_grad"
 _PLAIN = (bool, int, float, str, type(None))
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _CONTAINERS = (list, tuple, deque, Mapping, Set)
 
 
@@ -64,12 +63,9 @@ class Attributes:
                 yield f"{path}.{key}", (held, [(tensor.data_ptr(), tensor._version) for tensor in tensors])
 
     def _hooks(self) -> Iterator[tuple[str, list[int]]]:
-        """How many hooks each module and each parameter has."""
+        """How many hooks each module has."""
         for path, place in self._modules.items():
             yield path, [len(place.get(kind) or ()) for kind in _MODULE_HOOKS]
-        for where, parameter in self._parameters.items():
-            name = where.removesuffix(_GRAD)
-            yield name, [len(getattr(parameter, kind, None) or ()) for kind in _PARAMETER_HOOKS]
 
     def strayed(self) -> list[str]:
         """What training has changed and does not move: lists and the like, hooks, and modules themselves."""
