@@ -37,6 +37,15 @@ def started(fleet: SwapFleet, client: Client) -> tuple[Plan, Run, Iterator[Recor
     return plan, client.apply(plan.id, gate(plan)), records(tail)
 
 
+def moved_once(fleet: SwapFleet, client: Client, run: Run) -> None:
+    """Rank 1 trains on n4, and no agent did anything of the run twice."""
+    job = training(client, step=max(fleet.steps(0)) + 5)
+    assert (job.epoch, job.ranks[1].node) == (1, "n4")
+    for node in fleet.agents:
+        done = [op for op in ops(fleet, node) if op.startswith(run.id)]
+        assert len(done) == len(set(done))
+
+
 def records(tail: Tail) -> Iterator[Record]:
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s:
@@ -76,11 +85,7 @@ def test_a_controller_killed_three_times_in_one_run_does_nothing_twice(fleet: Sw
         client.resume(run.id, YES)
     found = ended(client, run.id)
     assert found.state == "done", found
-    job = training(client, step=max(fleet.steps(0)) + 5)
-    assert (job.epoch, job.ranks[1].node) == (1, "n4")
-    for node in fleet.agents:
-        done = [op for op in ops(fleet, node) if op.startswith(run.id)]
-        assert len(done) == len(set(done))
+    moved_once(fleet, client, run)
     with pytest.raises(Refused, match="a new hand-over"):
         client.rollback(run.id, YES)
     fleet.finish_job()
@@ -101,11 +106,7 @@ def test_a_run_of_its_own_is_resumed_by_each_next_controller_and_does_nothing_tw
         client = fleet.kill_controller()
     found = wait_for("the run ends", lambda: run_ended(client, run.id))
     assert found.state == "done", found
-    job = training(client, step=max(fleet.steps(0)) + 5)
-    assert (job.epoch, job.ranks[1].node) == (1, "n4")
-    for node in fleet.agents:
-        done = [op for op in ops(fleet, node) if op.startswith(run.id)]
-        assert len(done) == len(set(done))
+    moved_once(fleet, client, run)
     told = [r.data for r in read(fleet.home.journal) if r.data.get("what") == "resume"]
     assert [(data["who"], data["run"]) for data in told] == [("policy", run.id)] * 3
     fleet.finish_job()

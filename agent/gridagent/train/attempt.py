@@ -128,10 +128,7 @@ class Attempts:
         """Why the step that runs cannot be repeated by this process; "" if it can, as far as is known."""
         if not self._open or self._window is None:
             return ""
-        if self._unfed:
-            return "its batch did not come through session.batches()"
-        batches = (why for batch in self._kept if (why := batch.trouble()))
-        return next(batches, "") or self._shared() or self._strayed() or self._window.spoilt()
+        return self._unrepeatable() or self._window.spoilt()
 
     def rewind(self) -> None:
         """Puts everything back to where the window began. The step can only be repeated after that.
@@ -140,7 +137,7 @@ class Attempts:
         """
         if not self._open or self._window is None:
             return
-        if why := self.spoilt():
+        if why := self._unrepeatable():
             raise StateError(why)
         self._window.rewind()
         self._rewound = True
@@ -210,7 +207,10 @@ class Attempts:
     def ended(self) -> None:
         """The step is counted; the next batch begins a new window."""
         if self._open and self._window is not None:
-            self._window.ended(self.memory.ended_trees)
+            if (read := self.memory.ended) is None:
+                self._window.ended()
+            else:
+                self._window.ended(read.trees, read.attributes)
             self._ended_calls = CONTEXT.registry.calls
         self._close()
 
@@ -322,6 +322,13 @@ class Attempts:
                 " undone: do that within session.attempt()"
             )
         self._contents = []
+
+    def _unrepeatable(self) -> str:
+        """Why the window's batches cannot be given out once more; "" if they can, as far as is known."""
+        if self._unfed:
+            return "its batch did not come through session.batches()"
+        batches = (why for batch in self._kept if (why := batch.trouble()))
+        return next(batches, "") or self._shared() or self._strayed()
 
     def _shared(self) -> str:
         """Do two batches of the window lie in the same memory, so that the first is not there any more?"""

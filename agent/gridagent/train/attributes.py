@@ -38,7 +38,7 @@ class Attributes:
         self._module = module
         self._modules = {path: vars(child) for path, child in module.named_modules()}
         #: These tell of themselves what counts.
-        self._tell = {path for path, its in module.named_modules() if _has_extra_state(its)}
+        self._tell = {path for path, its in module.named_modules() if has_extra_state(its)}
         self._places: dict[str, tuple[dict[str, Any], str]] = {}
         self._shapes: list[tuple[int, str]] = []
         self._look()
@@ -141,7 +141,8 @@ def _train(parameter: nn.Parameter, trained: bool) -> None:
         parameter.requires_grad_(trained)
 
 
-def _has_extra_state(module: nn.Module) -> bool:
+def has_extra_state(module: nn.Module) -> bool:
+    """Whether a module has state of its own kind."""
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 

@@ -347,10 +347,9 @@ class Memory:
             self._marks.write(self.keeper.ended.step, self.keeper.fingerprint())
 
     @property
-    def ended_trees(self) -> dict[str, Kept] | None:
-        """The registered objects' states as `check_tail` has read them; None if it did not."""
-        ended = self.keeper.ended if self.keeper is not None else None
-        return None if ended is None else ended.trees
+    def ended(self) -> Boundary | None:
+        """The boundary that is reached, as `check_tail` has read it; None if it did not."""
+        return self.keeper.ended if self.keeper is not None else None
 
     def close(self) -> None:
         """This process holds its rank no longer."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gridagent.train.attributes import Attributes
+from gridagent.train.attributes import Attributes, has_extra_state
 from gridagent.train.packing import PackError, memory_of, pack, unpack
 from gridagent.train.rng import Rng
 
@@ -256,7 +256,7 @@ def attribute_entries(name: str, changed: dict[str, Any]) -> list[Entry]:
 def with_extra_state(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
     """(path, module) of every module inside that has state of its own kind."""
     for path, child in module.named_modules():
-        if type(child).get_extra_state is not nn.Module.get_extra_state:
+        if has_extra_state(child):
             yield path, child
 
 

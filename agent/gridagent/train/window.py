@@ -256,13 +256,18 @@ class Window:
         """A window begins: keeps everything. `rewind` tells what could not be read."""
         self.trouble = _trouble(self._keep)
 
-    def ended(self, trees: dict[str, Kept] | None = None) -> None:
+    def ended(
+        self,
+        trees: dict[str, Kept] | None = None,
+        attributes: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
         """The step ended: keeps the plain values of this boundary, at which a rank's state moves.
 
         The next window begins later, with the next batch: meanwhile a script may step a scheduler, say.
-        `trees`: the registered objects' states, where they were read just now.
+        `trees`, `attributes`: the registered objects' states and `changed_attributes`, where they were read
+        just now.
         """
-        self._ended_trouble = _trouble(lambda: self._keep_boundary(trees))
+        self._ended_trouble = _trouble(lambda: self._keep_boundary(trees, attributes))
 
     def spoilt(self) -> str:
         """Why the step that runs cannot be repeated: it has changed what `rewind` does not put back."""
@@ -313,10 +318,12 @@ class Window:
         self._versions = [parameter._version for parameter in self._parameters]
         self._without = [parameter.grad is None for parameter in self._parameters]
 
-    def _keep_boundary(self, trees: dict[str, Kept] | None) -> None:
+    def _keep_boundary(
+        self, trees: dict[str, Kept] | None, attributes: dict[str, dict[str, Any]] | None
+    ) -> None:
         self._ended_versions = [parameter._version for parameter in self._parameters]
         self.ended_trees = keep_trees(self._state) if trees is None else trees
-        self.ended_attributes = changed_attributes(self._state)
+        self.ended_attributes = changed_attributes(self._state) if attributes is None else attributes
         self._ended_optimizers = self._read_optimizers()
         self._ended_groups = self._read_groups()
 
