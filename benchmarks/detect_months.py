@@ -48,6 +48,7 @@ class Month:
         jobs = [Job(job, {str(rank): node for rank, node in enumerate(m)}) for job, m in who.jobs.items()]
         self._story = story
         self._playback = Playback(policy, who.nodes, job_members(jobs))
+        self.watch = self._playback.watch
         self._shape = self._playback.ingest.shape
         self._usual: dict[Hashable, list[Any]] = {}
         self._told: list[dict[str, Any]] = []
@@ -68,8 +69,7 @@ class Month:
 
     def _passes(self, quiet: Quiet) -> bool:
         """Takes what a quiet node tells, if the watchdog says that none of its devices changes anything."""
-        watch = self._playback.watch
-        node, bodies = watch.node(quiet.node), self._bodies_of(quiet)
+        node, bodies = self.watch.node(quiet.node), self._bodies_of(quiet)
         works_as_spare = node.facts.spare and not quiet.idle  # its next step is its first, and counts
         if not node.calm(quiet.boot) or works_as_spare or None in bodies:
             return False
@@ -82,7 +82,7 @@ class Month:
                 assert taken, f"{quiet.node} is no longer quiet at {second} s"
         node.beats(quiet.boot, quiet.beats[0] + quiet.lag_s, quiet.beats.step, len(quiet.beats))
         for target in quiet.targets:
-            watch.node(target).observers.probe(quiet.node, True, quiet.probed + quiet.lag_s)
+            self.watch.node(target).observers.probe(quiet.node, True, quiet.probed + quiet.lag_s)
         return True
 
     def _takes(self, node: NodeWatch, body: Any, quiet: Quiet, second: int) -> bool:
@@ -98,7 +98,9 @@ class Month:
 
     def _body_of(self, quiet: Quiet, number: int) -> Any:
         at_s = quiet.seconds[0]
-        lines = [self._shape.of(quiet.sample(number, at_s + later_s)) for later_s in range(0, 700_000, 7001)]
+        lines = [
+            self._shape.of(quiet.sample(number, at_s + later_s)) for later_s in range(0, 700_000, 14_001)
+        ]
         for line in lines:
             self._shape.plain(line.v.v)
         return lines[0].v if all(line.v == lines[0].v for line in lines) else None
