@@ -11,18 +11,18 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gridagent.wire import StreamRecord
 from gridctl.assess.hindsight import Hindsight
 from gridctl.assess.rates import tables
 from gridctl.assess.skill import Outcome, skills
 from gridctl.cli.detect import as_row
+from gridctl.detect.node import NodeWatch
 from gridctl.detect.playback import TICK_S, Playback
 from gridctl.detect.policy import builtin
 from gridctl.detect.score import Judge, Score, quantile, total
@@ -39,8 +39,8 @@ BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
 class Month:
     """A fleet's month under the watchdog, in the fleet's own time.
 
-    What a node usually says is passed over a minute at a time, wherever the watchdog itself says that it
-    changes nothing; tests/unit/test_months.py compares that with every record told.
+    What a node usually says is passed over from one event to the next, wherever the watchdog itself says that
+    it changes nothing; tests/unit/test_months.py compares that with every record told.
     """
 
     def __init__(self, story: Story) -> None:
@@ -48,8 +48,9 @@ class Month:
         jobs = [Job(job, {str(rank): node for rank, node in enumerate(m)}) for job, m in who.jobs.items()]
         self._story = story
         self._playback = Playback(policy, who.nodes, job_members(jobs))
+        self.watch = self._playback.watch
         self._shape = self._playback.ingest.shape
-        self._usual: dict[tuple[str, bool], list[Any]] = {}
+        self._usual: dict[Hashable, list[Any]] = {}
         self._told: list[dict[str, Any]] = []
         self.hindsight = Hindsight(tables(), who.nodes)
         self._ticked_s = 0.0
@@ -67,34 +68,39 @@ class Month:
             self._told.clear()
 
     def _passes(self, quiet: Quiet) -> bool:
-        watch = self._playback.watch
-        node = watch.node(quiet.node)
-        if not node.calm(quiet.boot):
+        """Takes what a quiet node tells, if the watchdog says that none of its devices changes anything."""
+        node, bodies = self.watch.node(quiet.node), self._bodies_of(quiet)
+        works_as_spare = node.facts.spare and not quiet.idle  # its next step is its first, and counts
+        if not node.calm(quiet.boot) or works_as_spare or None in bodies:
             return False
-        at_s, *later_s = quiet.beats_s
-        node.beats(quiet.boot, at_s)
-        for number, body in enumerate(self._bodies_of(quiet)):
-            passes = body is not None and node.calm(quiet.boot)
-            if not passes or not node.passes_plain(body, at_s, at_s, self._shape):
-                self._told += self._playback.take(quiet.sample(number, int(at_s)), at_s)
-        if not node.beats(quiet.boot, *later_s):
-            for beat_s in later_s:
-                beat = StreamRecord(0, quiet.boot, beat_s, quiet.node, "beat", {"boot": quiet.boot})
-                self._told += self._playback.take(beat, beat_s)
+        if not all(self._takes(node, body, quiet, quiet.seconds[0]) for body in bodies):
+            return False
+        for body in bodies:
+            # Between equal samples only main memory is looked at.
+            for second in quiet.seconds[1:] if body.device == "node" else quiet.seconds[-1:]:
+                taken = self._takes(node, body, quiet, second)
+                assert taken, f"{quiet.node} is no longer quiet at {second} s"
+        node.beats(quiet.boot, quiet.beats[0] + quiet.lag_s, quiet.beats.step, len(quiet.beats))
         for target in quiet.targets:
-            watch.node(target).observers.probe(quiet.node, True, at_s)
+            self.watch.node(target).observers.probe(quiet.node, True, quiet.probed + quiet.lag_s)
         return True
+
+    def _takes(self, node: NodeWatch, body: Any, quiet: Quiet, second: int) -> bool:
+        free_mib = quiet.free_mib(second) if body.device == "node" else None
+        t_s = second + quiet.lag_s
+        return node.passes_plain(body, free_mib, t_s, t_s, self._shape.busy)
 
     def _bodies_of(self, quiet: Quiet) -> list[Any]:
         """Of each device its usual sample in plain form; None where a rule may see samples differ."""
-        key = (quiet.node, quiet.idle)
-        if key not in self._usual:
-            self._usual[key] = [self._body_of(quiet, number) for number in range(quiet.devices)]
-        return self._usual[key]
+        if quiet.like not in self._usual:
+            self._usual[quiet.like] = [self._body_of(quiet, number) for number in range(quiet.devices)]
+        return self._usual[quiet.like]
 
     def _body_of(self, quiet: Quiet, number: int) -> Any:
-        at_s = int(quiet.beats_s[0])
-        lines = [self._shape.of(quiet.sample(number, at_s + later_s)) for later_s in range(0, 700_000, 7001)]
+        at_s = quiet.seconds[0]
+        lines = [
+            self._shape.of(quiet.sample(number, at_s + later_s)) for later_s in range(0, 700_000, 14_001)
+        ]
         for line in lines:
             self._shape.plain(line.v.v)
         return lines[0].v if all(line.v == lines[0].v for line in lines) else None

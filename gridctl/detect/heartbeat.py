@@ -44,6 +44,15 @@ class Rhythm:
             self._spread_s += weight * (abs(above_s) - self._spread_s)
         self._mean_s += weight * above_s
 
+    def beats(self, first_s: float, every_s: float, times: int, limits: Heartbeat) -> None:
+        """Takes a row of heartbeats; once one of them has moved nothing, those after it do not, either."""
+        for turn in range(times):
+            before = (self._mean_s, self._spread_s)
+            self.beat(first_s + turn * every_s, limits)
+            if turn and self._count * _NEWEST >= 1 and before == (self._mean_s, self._spread_s):
+                self._last_s = first_s + (times - 1) * every_s
+                return
+
     def _suspicious(self, interval_s: float, limits: Heartbeat) -> bool:
         return self._count >= limits.intervals_min and self.phi(interval_s, limits) >= limits.phi
 

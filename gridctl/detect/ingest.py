@@ -65,9 +65,7 @@ class Ingest:
         at_unix_s = record.t_unix_s if now_unix_s is None else now_unix_s
         if record.kind == "beat":
             return [] if watched.beats(record.boot, at_unix_s) else self._watch.feed(record, now_unix_s)
-        # Of the node itself every sample counts, see `NodeWatch.learn`.
-        devices = record.kind == "sample" and record.v.get("device") != "node"
-        line = self.shape.of(record) if devices else None
+        line = self.shape.of(record) if record.kind == "sample" else None
         if line is None:
             return self._watch.feed(record, now_unix_s)
         if watched.passes(line, at_unix_s, self.shape):

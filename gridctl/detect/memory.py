@@ -27,13 +27,12 @@ class Memory:
         free_mib, limits = number(values.get("mem_avail_mib")), self._limits
         if free_mib is None:
             return
-        self._total_mib = max(self._total_mib, free_mib, number(values.get("mem_total_mib")) or 0.0)
-        if self._samples and 0 <= t_unix_s - self._samples[-1][0] < limits.every_s:
+        self._total_mib = max(self._total_mib, number(values.get("mem_total_mib")) or 0.0)
+        if not self._keep(t_unix_s, free_mib) or len(self._samples) < limits.samples:
             return
-        self._samples = [*self._samples[-(limits.samples - 1) :], (t_unix_s, free_mib)]
         third = limits.samples // 3
         plenty = free_mib > limits.share * self._total_mib
-        if len(self._samples) < limits.samples or (plenty and not self._said):
+        if plenty and not self._said:
             return
         (early_s, early), (_, middle), (late_s, late) = (
             _middle(self._samples[part * third : (part + 1) * third]) for part in range(3)
@@ -50,6 +49,24 @@ class Memory:
         if left_s <= limits.left_s:
             self._said = True
             yield self._finding(t_unix_s, free_mib, left_s)
+
+    def passes(self, t_unix_s: float, told: object) -> bool:
+        """Takes what is free if that is plenty, and nothing is to be said of it; False: it is to be fed."""
+        free_mib = number(told)
+        if free_mib is None:
+            return True
+        if self._said or free_mib <= self._limits.share * max(self._total_mib, free_mib):
+            return False
+        self._keep(t_unix_s, free_mib)
+        return True
+
+    def _keep(self, t_unix_s: float, free_mib: float) -> bool:
+        """Is this one of the samples that count? Others come too soon after one."""
+        self._total_mib = max(self._total_mib, free_mib)
+        if self._samples and 0 <= t_unix_s - self._samples[-1][0] < self._limits.every_s:
+            return False
+        self._samples = [*self._samples[-(self._limits.samples - 1) :], (t_unix_s, free_mib)]
+        return True
 
     def _finding(self, t_unix_s: float, free_mib: float, left_s: float) -> Finding:
         share = free_mib / self._total_mib

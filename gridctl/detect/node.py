@@ -19,7 +19,7 @@ from gridctl.detect.memory import Memory
 from gridctl.detect.policy import DetectPolicy
 from gridctl.detect.sources import Sources
 from gridctl.detect.stale import Stale
-from gridctl.detect.still import Shape, Still, comparable
+from gridctl.detect.still import Shape, Still, Value, comparable
 from gridctl.model.actions import stronger
 from gridctl.model.findings import (
     SEVERITIES,
@@ -333,44 +333,45 @@ class NodeWatch:
 
         `line` is of the type `shape.line`. Otherwise its record is to be fed, and then `learn` to be called.
         """
-        shape.plain(line.v.v)
-        if not self._calm or line.boot != self._boot or self.verdict == "blind":
-            return False
-        return self.passes_plain(line.v, line.t_unix_s, now_unix_s, shape)
+        free_mib = shape.plain(line.v.v)
+        calm = self._calm and line.boot == self._boot and self.verdict != "blind"
+        return calm and self.passes_plain(line.v, free_mib, line.t_unix_s, now_unix_s, shape.busy)
 
-    def passes_plain(self, body: Any, t_unix_s: float, now_unix_s: float, shape: Shape) -> bool:
-        """The same for what a line of a calm node holds, in its plain form already."""
+    def passes_plain(self, body: Any, free_mib: Value, t_unix_s: float, now_unix_s: float, busy: int) -> bool:
+        """The same for the body of a calm node's line, in plain form; `busy`, `free_mib`: see `Shape`."""
         still = self._still.get(body.device)
-        if still is None or not still.fresh or body.pci != still.pci:
+        if still is None or not still.equals(body):
             return False
-        try:
-            still.times_unix_s[still.forms.index(body.v)] = t_unix_s
-        except ValueError:
+        if body.device == "node" and not self._memory.passes(t_unix_s, free_mib):
             return False
-        if now_unix_s > self.heard_unix_s:
-            self.heard_unix_s = now_unix_s
+        still.times_unix_s[still.forms.index(body.v)] = t_unix_s
+        self.heard_unix_s = max(self.heard_unix_s, now_unix_s)
         load = body.v.util_pct
         if type(load) is int and body.device.startswith("gpu:"):
-            self._loaded(body.device, load >= shape.busy)
+            self._loaded(body.device, load >= busy)
         return True
 
-    def beats(self, boot: str, *times_unix_s: float) -> bool:
+    def beats(self, boot: str, now_unix_s: float, every_s: float = 0.0, times: int = 1) -> bool:
         """Do beats change nothing but the rhythm? Then they are taken herewith. By the reader's clock."""
-        if not self.calm(boot):
+        if not self.hears(boot, now_unix_s + (times - 1) * every_s):
             return False
         self._beats = True
-        for now_unix_s in times_unix_s:
-            self._rhythm.beat(now_unix_s, self._policy.thresholds.heartbeat)
-        self.heard_unix_s = max(self.heard_unix_s, *times_unix_s)
+        self._rhythm.beats(now_unix_s, every_s, times, self._policy.thresholds.heartbeat)
+        return True
+
+    def hears(self, boot: str, now_unix_s: float) -> bool:
+        """Takes that the node has told something that is not about itself; False: it is to be fed."""
+        if not self.calm(boot):
+            return False
+        self.heard_unix_s = max(self.heard_unix_s, now_unix_s)
         return True
 
     def learn(self, line: Any, shape: Shape) -> None:
         """The record of `line` was fed: an equal sample may be passed over, if this one changed nothing."""
         name, pci, t_unix_s = intern(line.v.device), line.v.pci, line.t_unix_s
-        if line.boot != self._boot or t_unix_s - self._boot_unix_s < self._policy.thresholds.boot.grace_s:
+        settling = t_unix_s - self._boot_unix_s < self._policy.thresholds.boot.grace_s
+        if settling or line.boot != self._boot or not comparable(shape, line.v.v):
             return
-        if name == "node" or not comparable(shape, line.v.v):
-            return  # of main memory the trend counts, and so does the time of each sample
         levels = self._levels.get(name)
         changed = levels is not None and levels.changed
         if name.startswith("gpu:"):

@@ -57,9 +57,10 @@ class Jobs:
         name, step = v.get("job"), number(v.get("step"))
         if not isinstance(name, str) or step is None:
             return
-        if name not in self._jobs and len(self._jobs) >= _JOBS_MAX:
-            return
-        job = self._jobs.setdefault(name, _Job())
+        if (job := self._jobs.get(name)) is None:
+            if len(self._jobs) >= _JOBS_MAX:
+                return
+            job = self._jobs[name] = _Job()
         job.nodes.add(node)
         if step == job.step:
             return

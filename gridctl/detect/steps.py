@@ -85,9 +85,10 @@ class Steps:
         name, step, rank = v.get("job"), number(v.get("step")), number(v.get("rank"))
         if not isinstance(name, str) or step is None or rank is None:
             return
-        if name not in self._jobs and len(self._jobs) >= _JOBS_MAX:
-            return
-        job = self._jobs.setdefault(name, _Job(self._spike.band))
+        if (job := self._jobs.get(name)) is None:
+            if len(self._jobs) >= _JOBS_MAX:
+                return
+            job = self._jobs[name] = _Job(self._spike.band)
         member = job.ranks.get(int(rank))
         epoch = v.get("epoch")
         if epoch != job.epoch or (member is not None and step <= member.step):

@@ -2,11 +2,11 @@
 
 Nearly every sample of a sound device says what the one before said, in everything that a rule looks at. Once
 a sample has been taken in full and has changed no state, an equal one cannot change any either. What no rule
-looks at (temperatures, clocks) is not even decoded; a load counts by the limits it has passed, clock-event
-bits by those that a rule asks for. About 10 bytes of memory for each metric of a device.
+looks at (temperatures, clocks) is not even decoded; loads and main memory count by the limits they have
+passed, clock-event bits by those that a rule asks for. About 10 bytes of memory for each metric of a device.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Any
 
 import msgspec
@@ -28,13 +28,16 @@ class Shape:
     def __init__(self, policy: DetectPolicy) -> None:
         levels = [row for rows in policy.levels.values() for row in rows]
         names = {*policy.devices, "recovery_action", "util_pct", "ecc_sbe_total", "throttle"}
+        names |= {"mem_avail_mib", "mem_total_mib"}
         names |= {row.metric for row in levels}
         names |= {f"{row.metric}_max" for row in levels if row.test == "below_max"}
         loads = {row.load_pct for row in levels if row.load_pct}
         loads |= {policy.thresholds.ecc_corrected_rate.load_util_pct}
         self.busy_pct = policy.thresholds.progress.busy_util_pct
         self.loads = sorted(loads | {self.busy_pct})
-        self.busy = bisect_right(self.loads, self.busy_pct)
+        self.busy = bisect_right(self.loads, self.busy_pct)  #: the least plain load that is work
+        #: Of main memory its trend counts, too: see `Memory.passes`.
+        self.rooms_mib = sorted(row.value for row in levels if row.metric == "mem_avail_mib")
         self.bits = 0
         for row in levels:
             if row.metric == "throttle":
@@ -58,14 +61,18 @@ class Shape:
             return None
         return None if body.v is None else self.line(record.boot, record.t_unix_s, record.kind, body)
 
-    def plain(self, metrics: Any) -> None:
-        """Brings a sample into the form that is compared: changes it."""
+    def plain(self, metrics: Any) -> Value:
+        """Brings a sample into the form that is compared: changes it. Returns the free memory it told."""
         load = metrics.util_pct
         if (type(load) is int or type(load) is float) and 0 <= load <= _PLAIN_MAX:
             metrics.util_pct = bisect_right(self.loads, load)
+        free_mib: Value = metrics.mem_avail_mib
+        if (type(free_mib) is int or type(free_mib) is float) and 0 <= free_mib <= _PLAIN_MAX:
+            metrics.mem_avail_mib = bisect_left(self.rooms_mib, free_mib)
         bits = metrics.throttle
         if type(bits) is int and 0 <= bits < _PLAIN_MAX:
             metrics.throttle = bits & self.bits
+        return free_mib
 
 
 class Still:
@@ -78,6 +85,10 @@ class Still:
         self.pci: str | None = None
         self.times_unix_s: list[float] = []  #: by form: when one was passed over last, 0.0 for never
         self.fresh = False  #: no sample came since `learn`
+
+    def equals(self, body: Any) -> bool:
+        """Is that, in its plain form, a sample that changes nothing?"""
+        return self.fresh and body.pci == self.pci and body.v in self.forms
 
     def full(self) -> None:
         """A sample comes that is taken in full."""

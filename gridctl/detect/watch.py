@@ -7,6 +7,7 @@ bounds how many are given up within an hour.
 """
 
 from collections.abc import Iterable, Mapping
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -22,6 +23,8 @@ from gridctl.detect.steps import Steps
 from gridctl.model.findings import Finding, Output, Suppressed, WatchedNode
 
 _OPERATOR = "operator"
+#: Kinds of records that say nothing of the node that tells them.
+_OF_OTHERS = ("probe", "progress")
 
 
 class Watch:
@@ -47,7 +50,9 @@ class Watch:
         self._steps = Steps(policy.thresholds.straggler, policy.thresholds.loss_spike)
         self._causes = Causes(policy.thresholds.shared_cause, policy.thresholds.shared_fate, self._nodes)
         self._silent: set[str] = set()
-        self._quiet_until_unix_s = float("-inf")  #: until then no node can have been silent for too long
+        self._due: list[
+            tuple[float, str]
+        ] = []  #: heap: when each node that is not silent can be at the earliest
         for node in fleet:
             self.update(node)
 
@@ -57,14 +62,16 @@ class Watch:
         The reader's clock decides who is silent, the record's own time everything else.
         """
         node = self.node(record.node)
-        if not node.heard:
-            self._quiet_until_unix_s = float("-inf")
         now_unix_s = record.t_unix_s if now_unix_s is None else now_unix_s
+        if not node.heard:
+            self._ask_after(node.facts.name, now_unix_s)
         target = record.v.get("target")
         if record.kind == "probe" and isinstance(target, str) and target in self._nodes:
             answered = record.v.get("rtt_us") is not None
             self._nodes[target].observers.probe(record.node, answered, now_unix_s)
-        outputs = self._noted(node, list(node.feed(record, now_unix_s)))
+        outputs: list[Output] = []
+        if record.kind not in _OF_OTHERS or not node.hears(record.boot, now_unix_s):
+            outputs += self._noted(node, list(node.feed(record, now_unix_s)))
         if record.kind == "progress":
             if self._jobs:
                 outputs += self._progress.feed(now_unix_s, record.node, record.v)
@@ -87,17 +94,16 @@ class Watch:
         return outputs + list(self._progress.tick(now_unix_s, self._runs, self._reason, self._busy))
 
     def _look_for_silence(self, now_unix_s: float) -> None:
-        """Who is silent now; of those that were not, none is asked before one of them can be."""
-        due = now_unix_s > self._quiet_until_unix_s
-        asked = self._nodes if due else self._silent
-        silent = {name for name in asked if self._nodes[name].silent_s(now_unix_s)}
-        spoke = {*asked} - silent
-        heard_unix_s = [self._nodes[name].heard_unix_s for name in spoke if self._nodes[name].heard]
-        if heard_unix_s or due:
-            earliest_unix_s = min(heard_unix_s, default=float("inf"))
-            until_unix_s = earliest_unix_s + self._policy.thresholds.heartbeat.silent_s
-            self._quiet_until_unix_s = until_unix_s if due else min(until_unix_s, self._quiet_until_unix_s)
-        self._silent = silent
+        """Who is silent now; of those that were not, none is asked before it can be."""
+        asked = set(self._silent)
+        while self._due and self._due[0][0] < now_unix_s:
+            asked.add(heappop(self._due)[1])
+        self._silent = {name for name in asked if self._nodes[name].silent_s(now_unix_s)}
+        for name in asked - self._silent:
+            self._ask_after(name, self._nodes[name].heard_unix_s)
+
+    def _ask_after(self, name: str, heard_unix_s: float) -> None:
+        heappush(self._due, (heard_unix_s + self._policy.thresholds.heartbeat.silent_s, name))
 
     def _told(self, name: str, found: Finding | Cleared, t_unix_s: float) -> list[Output]:
         """What is known of a node from more than its own records; without a name, of a job or a place."""

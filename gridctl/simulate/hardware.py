@@ -104,7 +104,7 @@ def _announced(story: Story, chance: random.Random, t_s: float, node: str, gpu: 
         part = (min(now_s, t_s) - since_s) / span_s
         v["ecc_sbe_total"] += int(peak_per_s * span_s * part**3 / 3)
 
-    story.patch(since_s, t_s + 3600.0 * 24 * 60, node, f"gpu:{gpu}", change)
+    story.patch(since_s, t_s + 3600.0 * 24 * 60, node, f"gpu:{gpu}", change, steady_s=t_s)
     near_s = since_s + span_s * 0.5
     story.fault(
         "slow-death", near_s, node, f"gpu:{gpu}", "ecc_corrected_rate", signal="polled", until_t=round(t_s, 3)

@@ -74,7 +74,7 @@ def psu(story: Story, chance: random.Random, t_s: float, node: str, back_s: floa
         def brake(_t_s: float, v: Values) -> None:
             v["throttle"] = int(v["throttle"] or 0) | BRAKE
 
-        story.patch(t_s, back_s, node, "gpu", brake)
+        story.patch(t_s, back_s, node, "gpu", brake, steady_s=t_s)
     story.out(t_s, back_s, node)
     also = ["hw_power_brake"]
     _stays(story, "psu", t_s, node, "node", "power_supply_lost", back_s, fault="environment", also=also)
@@ -168,7 +168,7 @@ def _hot(story: Story, begin_s: float, end_s: float, node: str, device: str, by_
             v["throttle"] |= HEAT
             v["sm_clock_mhz"] = 1200
 
-    story.patch(begin_s, end_s, node, device, change)
+    story.patch(begin_s, end_s, node, device, change, steady_s=begin_s + 601.0)
 
 
 def _stays(

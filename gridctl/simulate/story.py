@@ -28,13 +28,17 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Patch(msgspec.Struct, frozen=True):
-    """Values of a device ("gpu:3", or "gpu" for all) are not the usual ones for a while."""
+    """Values of a device ("gpu:3", or "gpu" for all) are not the usual ones for a while.
+
+    `steady`: from then on the change is the same at any time.
+    """
 
     begin: float
     end: float
     node: str
     device: str
     change: Change
+    steady: float = EVER
 
 
 class Silence(msgspec.Struct, frozen=True):
@@ -109,8 +113,10 @@ class Story:
 
     # -- what is seen
 
-    def patch(self, begin_s: float, end_s: float, node: str, device: str, change: Change) -> None:
-        self.patches.append(Patch(begin_s, end_s, node, device, change))
+    def patch(
+        self, begin_s: float, end_s: float, node: str, device: str, change: Change, steady_s: float = EVER
+    ) -> None:
+        self.patches.append(Patch(begin_s, end_s, node, device, change, steady_s))
 
     def values(self, begin_s: float, end_s: float, node: str, device: str, **values: float | None) -> None:
         """Fixed values; None: the source has none."""
@@ -118,7 +124,7 @@ class Story:
         def change(_t_s: float, v: Values) -> None:
             v.update(values)
 
-        self.patch(begin_s, end_s, node, device, change)
+        self.patch(begin_s, end_s, node, device, change, steady_s=begin_s)
 
     def added(self, begin_s: float, end_s: float, node: str, device: str, **values: float) -> None:
         """Counters that have gone up; a reboot takes them back."""
@@ -127,7 +133,7 @@ class Story:
             for metric, more in values.items():
                 v[metric] += more
 
-        self.patch(begin_s, end_s, node, device, change)
+        self.patch(begin_s, end_s, node, device, change, steady_s=begin_s)
 
     def mute(self, begin_s: float, end_s: float, node: str, device: str) -> None:
         """A device that is listed and gives no value."""
@@ -135,7 +141,7 @@ class Story:
         def change(_t_s: float, v: Values) -> None:
             v.update(dict.fromkeys(v))
 
-        self.patch(begin_s, end_s, node, device, change)
+        self.patch(begin_s, end_s, node, device, change, steady_s=begin_s)
 
     # -- what it means
 

@@ -58,8 +58,13 @@ class Sound:
     def node(self, noise: int) -> Values:
         v = self._node.copy()
         v["load1"] = 18.0 + (noise & 7)
-        v["mem_avail_mib"] -= noise & 1023
+        v["mem_avail_mib"] = self.free_mib(noise)
         return v
+
+    def free_mib(self, noise: int) -> int:
+        """Main memory that is available."""
+        free_mib: int = self._node["mem_avail_mib"]
+        return free_mib - (noise & 1023)
 
 
 def _gpu(chance: random.Random) -> Values:
