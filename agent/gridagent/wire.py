@@ -1,5 +1,4 @@
 """Every message that crosses a process border, versioned.
-
 * agent <-> training process or parked spare, over the node's Unix socket: length-prefixed msgpack
   (`gridagent.framing`), the unions `FromSession` and `ToSession`;
 * controller -> agent and agent -> agent, over HTTPS with client certificates: JSON;
@@ -436,12 +435,11 @@ class OpRequest(Message):
 
 
 class ResetReport(Message):
-    """How the command ended that resets a device or, where no device is named, reboots the node."""
+    """How the command ended that resets a device, or reboots the node: where no device is named."""
 
-    status: int | None = None  #: its exit status, 0 for done; None: not known, the node has booted since
-    text: str = ""  #: what it printed, bounded and without secrets, or why it was not begun (status -1)
+    status: int | None = None  #: its exit status; -1: not begun; None: not known, the node has booted since
+    text: str = ""  #: what it printed, bounded and without secrets, or why it was not begun
     t_unix_s: float = 0.0  #: when it had ended, by the node's clock
-    boot: str = ""  #: the boot in which this was said
 
 
 class EvidenceItem(Message):

@@ -73,7 +73,7 @@ class ResetNode:
             args = entry.request.args
             asked = (entry.request.kind, entry.status.state) == (KIND, "interrupted")
             if asked and not args.get("device") and args["boot"] != self._boot:
-                report = ResetReport(text="the node has booted since", t_unix_s=time.time(), boot=self._boot)
+                report = ResetReport(text="the node has booted since", t_unix_s=time.time())
                 log.end(entry, "agent", value=plain(report))
 
     def check(self, request: OpRequest) -> None:
@@ -126,19 +126,20 @@ class ResetNode:
         """Returns `ResetReport`. Raises `OpFailed` where it was killed: what it has done is not known."""
         args = arguments(request, _Reset)
         status, text = -1, ""
+        end_s = time.monotonic() + request.deadline_s
         async with contextlib.AsyncExitStack() as stack:
             try:
                 command = self._command(args)
                 for source in self._gpus:
-                    await stack.enter_async_context(source.let_go(LET_GO_S))
+                    await stack.enter_async_context(source.let_go(min(LET_GO_S, request.deadline_s / 2)))
                 self._refuse_processes()  # one may have come meanwhile
             except (Refused, TimeoutError) as error:
                 text = f"not begun: {error}"
             else:
                 if not args.device:
                     self._spool.append("note", {"action": "reboot", "text": f"asked for by {request.who}"})
-                status, text = await _carried_out(command, request.deadline_s)
-        return plain(ResetReport(status=status, text=text, t_unix_s=time.time(), boot=self._boot))
+                status, text = await _carried_out(command, end_s - time.monotonic())
+        return plain(ResetReport(status=status, text=text, t_unix_s=time.time()))
 
 
 def _unwritten(key: str, example: str) -> str:
