@@ -437,7 +437,7 @@ class OpRequest(Message):
 class ResetReport(Message):
     """How the command ended that resets a device, or reboots the node: where no device is named."""
 
-    status: int | None = None  #: its exit status; -1: not begun; None: not known, the node has booted since
+    status: int | None = None  #: its exit status; None: not known, the node has booted since
     text: str = ""  #: what it printed, bounded and without secrets, or why it was not begun
     t_unix_s: float = 0.0  #: when it had ended, by the node's clock
 

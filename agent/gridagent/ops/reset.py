@@ -7,6 +7,7 @@ finds another boot knows that it took place; of a GPU it does not know, and says
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -35,8 +36,9 @@ OUTPUT_BYTES_MAX = 4096
 POLL_S = 0.05
 #: Longer than a source waits for its library; then it lets go of all GPUs.
 LET_GO_S = 40.0
-#: After the command's end what it printed is waited for so long: another process may have its output open.
-TAIL_S = 1.0
+#: More of what it prints is dropped.
+MEMORY_BYTES_MAX = 1 << 20
+NOT_BEGUN = 127
 
 #: States of a rank's process in which it, or its job, has something here.
 _LIVES = ("training", "standing", "frozen")
@@ -125,7 +127,7 @@ class ResetNode:
     async def run(self, request: OpRequest) -> Any:
         """Returns `ResetReport`. Raises `OpFailed` where it was killed: what it has done is not known."""
         args = arguments(request, _Reset)
-        status, text = -1, ""
+        status, text = NOT_BEGUN, ""
         end_s = time.monotonic() + request.deadline_s
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -149,54 +151,35 @@ def _unwritten(key: str, example: str) -> str:
 
 
 async def _carried_out(command: Sequence[str], limit_s: float) -> tuple[int, str]:
-    """Exit status and output; -1 where it cannot be started. Raises `OpFailed` if it had to be killed."""
-    try:
-        child = subprocess.Popen(
-            command,
-            cwd="/",
-            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # what ends the agent does not end it half way
-        )
-    except OSError as error:
-        return -1, f"not begun: {command[0]} cannot be run: {error.strerror}"
-    output = _Output()
-    loop = asyncio.get_running_loop()
-    pipe, _ = await loop.connect_read_pipe(lambda: output, child.stdout)
-    try:
-        async with asyncio.timeout(limit_s):
-            while child.poll() is None:
-                await asyncio.sleep(POLL_S)
-        await asyncio.wait([output.over], timeout=TAIL_S)
-    except TimeoutError:
+    """Exit status and output; `NOT_BEGUN` where it cannot be started. Raises `OpFailed` if it had to be
+    killed. It goes on to its end whatever becomes of this agent, and prints into memory of its own."""
+    with open(os.memfd_create("output"), "rb", buffering=0) as output:
+        fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
+        try:
+            child = subprocess.Popen(
+                command,
+                cwd="/",
+                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return NOT_BEGUN, f"not begun: {command[0]} cannot be run: {error.strerror}"
+        end_s, first = time.monotonic() + limit_s, b""
+        while child.poll() is None and time.monotonic() < end_s:
+            await asyncio.sleep(POLL_S)
+            if os.fstat(output.fileno()).st_size > MEMORY_BYTES_MAX:
+                first = first or os.pread(output.fileno(), OUTPUT_BYTES_MAX, 0)
+                os.ftruncate(output.fileno(), 0)
+        first = first or os.pread(output.fileno(), OUTPUT_BYTES_MAX, 0)
+    said = redacted_text(first.decode(errors="replace")).strip()
+    if child.returncode is None:
         with contextlib.suppress(OSError):
             os.killpg(child.pid, signal.SIGKILL)
-        said = f" It said: {text}" if (text := output.text) else ""
-        raise OpFailed(
-            f"{command[0]} did not end within {limit_s:.0f} s and was killed: what it has done is not known."
-            + said
-        ) from None
-    finally:
-        pipe.close()
-    return child.returncode, output.text
-
-
-class _Output(asyncio.Protocol):
-    """The first bytes of what a program prints; the rest is read and dropped."""
-
-    def __init__(self) -> None:
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._kept = b""
-
-    @property
-    def text(self) -> str:
-        return redacted_text(self._kept.decode(errors="replace")).strip()
-
-    def data_received(self, data: bytes) -> None:
-        self._kept += data[: OUTPUT_BYTES_MAX - len(self._kept)]
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
+        text = (
+            f"{command[0]} did not end within {limit_s:.0f} s and was killed: what it has done is not known"
+        )
+        raise OpFailed(f"{text}. It said: {said or 'nothing'}")
+    return child.returncode, said
