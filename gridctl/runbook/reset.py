@@ -11,7 +11,7 @@ import msgspec
 
 from gridagent.wire import Blocker, NodeStatus, ResetReport
 from gridctl.errors import Refused
-from gridctl.model.fleet import Node, Sample, jobs, ranks_of
+from gridctl.model.fleet import Node, Sample, jobs
 from gridctl.model.plans import Call, Plan, Request, Step
 from gridctl.model.policy import Policy
 from gridctl.model.runs import Incident
@@ -40,7 +40,8 @@ BACK_S = {"gpu": 120.0, "reboot": 1800.0}
 #: A sample is of now if it is no older; where it is not known when a reset ended, only such a one counts.
 FRESH_S = 5.0
 
-_LIVES = ("training", "standing", "frozen", "unknown")
+#: As agents say; a process that is merely not connected may come back.
+_LIVES = ("training", "standing", "frozen")
 
 
 def command_for(action: str, node: str, device: str) -> str:
@@ -94,7 +95,7 @@ def in_the_way(node: Node) -> Iterator[Blocker]:
     if not status.complete:
         text = f"the agent of {node.name} has just begun: processes that it does not know may be on their way"
         yield fatal("not-idle", f"{text}. Plan again in ten seconds")
-    for rank in ranks_of(node):
+    for rank in status.ranks:
         if rank.state in _LIVES:
             text = f"rank {rank.rank} of {rank.job} (process {rank.pid}) is {rank.state} on {node.name}"
             yield fatal("not-idle", f"{text}: `gridctl swap plan {node.name}` moves it")
