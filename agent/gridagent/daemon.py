@@ -67,7 +67,14 @@ class Daemon:
         self.evidence = CollectEvidence(home, config, self.launches, self.status)
         gpus = [source for source in self.sources.values() if isinstance(source, Gpus)]
         self._reset = ResetNode(
-            config, self._boot, self.sessions, self._cordons, self.samples, self.spool, gpus
+            config,
+            self._boot,
+            self.sessions,
+            self._cordons,
+            self.samples,
+            self.spool,
+            self.evidence,
+            gpus,
         )
         self._reset.take_up(self.log)
         self._allow_damage = allow_damage

@@ -11,6 +11,7 @@ from gridctl.model.fleet import Node, Rank, Sample, ranks_of
 from gridctl.model.plans import Plan, Step
 from gridctl.model.runs import Incident
 from gridctl.runbook.basis import changes, of_report
+from gridctl.runbook.events import OpEnded
 
 OWNER = "gridctl"
 
@@ -35,7 +36,7 @@ class Context:
     samples: Mapping[str, Sample] = field(default_factory=dict)  #: of the node's devices, the newest
     incident: Incident | None = None  #: of the plan
     done: Mapping[str, Sequence[Any]] = field(default_factory=dict)  #: earlier steps -> the values of theirs
-    failed: str = ""  #: why a call of the step brought no report
+    failure: OpEnded | None = None  #: of a call that brought no report
 
 
 Check = Callable[[Context], Problem | None]

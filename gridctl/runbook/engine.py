@@ -193,7 +193,7 @@ def _observed(state: RunState, event: Observed) -> Advance:
         samples=event.samples,
         incident=event.incident,
         done=state.progress.done,
-        failed=next((failure.text for failure in state.failures.values()), ""),
+        failure=next(iter(state.failures.values()), None),
     )
     if state.stage == "settle":
         return _settled(state, SETTLED[state.plan.runbook](context, final=state.problem is not None))
@@ -297,10 +297,10 @@ def _settled(state: RunState, verdict: Problem | None) -> Advance:
         return _hold(state, state.problem) if state.problem else (state, [Observe(2 * RECHECK_S)])
     if verdict.code == "committed":
         return _complete(state, [None], verdict.text)
-    if verdict.code == "outcome-unknown" and not state.accepted:
-        return _hold(state, verdict)
-    if verdict.code == "outcome-unknown":  # nothing is done again; what is seen from here on decides
+    if verdict.code == "outcome-unknown" and state.accepted:  # what is seen from here on decides
         return _complete(state, [None], f"accepted by {state.accepted}: {verdict.text}")
+    if verdict.code in ("outcome-unknown", "node-unreachable"):
+        return _hold(state, verdict)
     return _fail(state, verdict)
 
 

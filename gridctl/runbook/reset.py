@@ -40,6 +40,8 @@ BACK_S = {"gpu": 120.0, "reboot": 1800.0}
 #: A sample is of now if it is no older; where it is not known when a reset ended, only such a one counts.
 FRESH_S = 5.0
 
+#: Failures of a call that are not the agent's own word.
+NO_WORD = ("node-unreachable", "rank-silent")
 #: As agents say; a process that is merely not connected may come back.
 _LIVES = ("training", "standing", "frozen")
 
@@ -157,6 +159,7 @@ def _steps(request: Request, node: Node, *, collects: bool) -> Iterator[Step]:
             text="take evidence, fetch it and check it; without it nothing is reset",
             calls=[call("evidence.collect", EVIDENCE_S)],
             deadline_s=EVIDENCE_S,
+            hasty=True,
         )
     reset = {"boot": status_of(node).boot_id, **({"device": request.devices[0]} if request.devices else {})}
     yield Step(
@@ -260,17 +263,20 @@ def _reboot_back(context: Context) -> Problem | None:
 
 def settled(context: Context, *, final: bool) -> Problem | None:
     """What became of a reset whose report was lost, as `checks.settled`: "committed" for one that took place,
-    "outcome-unknown" where only a person can go on, None while it may yet be seen."""
-    plan = context.plan
+    "outcome-unknown" where only a person can go on, "node-unreachable" where the agent may know more, None
+    while it may yet be seen."""
+    plan, failure = context.plan, context.failure
+    why = failure.text if failure else "nothing is known of it"
     if plan.devices:
-        text = (
-            f"whether {plan.devices[0]} of {plan.node} was reset is not known ({context.failed}). It is not"
-        )
-        return Problem("outcome-unknown", f"{text} done again: look at it, then `gridctl run resume`")
+        text = f"whether {plan.devices[0]} of {plan.node} was reset is not known ({why})"
+        if failure and failure.code in NO_WORD:
+            return Problem("node-unreachable", f"{text}: `gridctl run resume` asks once more how it ended")
+        again = "It is not done again: look at it, then `gridctl run resume` goes on with what is seen"
+        return Problem("outcome-unknown", f"{text}. {again}")
     if _has_booted(context):
         return Problem("committed", f"{plan.node} answers in another boot: it was rebooted")
     if final and _answers(context):
-        text = f"{plan.node} answers in the same boot: it was not rebooted ({context.failed})"
+        text = f"{plan.node} answers in the same boot: it was not rebooted ({why})"
         return Problem("reset-failed", text)
     return None
 

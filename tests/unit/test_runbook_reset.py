@@ -238,6 +238,15 @@ def test_a_gpu_whose_agent_died_in_it_waits_for_a_person_and_is_not_reset_again(
     assert bench.effects.count("r1.reset.0") == 1
 
 
+def test_a_gpu_whose_agent_says_nothing_is_asked_again_and_nobody_accepts_for_it() -> None:
+    bench = Bench(plan("gpu:1", waiver="w"), {"r1.reset.0": "lost"})
+    assert ends(bench) == ("held", "node-unreachable")
+    assert ends(bench) == ("held", "node-unreachable"), "it still says nothing"
+    bench.answers["r1.reset.0"] = OpEnded("r1.reset.0", True, value={"status": 0, "t_unix_s": NOW})
+    assert ends(bench) == ("done", "")
+    assert bench.resets == 1
+
+
 def test_a_reboot_in_which_the_agent_died_is_known_by_the_boot() -> None:
     assert ends(Bench(plan(waiver="w"), {"r1.reset.0": "interrupted"})) == ("done", "")
     assert ends(Bench(plan(waiver="w"), {"r1.reset.0": "lost"})) == ("done", "")

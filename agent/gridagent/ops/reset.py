@@ -22,6 +22,7 @@ import msgspec
 from gridagent.errors import OpFailed, Refused
 from gridagent.home import AgentConfig
 from gridagent.ops import arguments
+from gridagent.ops.evidence import CollectEvidence
 from gridagent.ops.log import OpLog
 from gridagent.ops.node import Cordons
 from gridagent.redact import redacted_text
@@ -63,11 +64,13 @@ class ResetNode:
         cordons: Cordons,
         samples: Samples,
         spool: Spool,
+        evidence: CollectEvidence,
         gpus: Sequence[Gpus],
     ) -> None:
         self._config, self._boot = config, boot
         self._sessions, self._cordons = sessions, cordons
-        self._samples, self._spool, self._gpus = samples, spool, gpus
+        self._samples, self._spool = samples, spool
+        self._evidence, self._gpus = evidence, gpus
 
     def take_up(self, log: OpLog) -> None:
         """Ends the reboots in which an agent before this one was: it is another boot, so they are done."""
@@ -79,7 +82,7 @@ class ResetNode:
                 log.end(entry, "agent", value=plain(report))
 
     def check(self, request: OpRequest) -> None:
-        """Raises `Refused`: no-command, not-idle, starting, or bad-request for another boot or device."""
+        """Raises `Refused`: no-command, not-idle, starting, busy, bad-request for another boot or device."""
         args = arguments(request, _Reset)
         command = self._command(args)
         if args.boot != self._boot:
@@ -89,6 +92,10 @@ class ResetNode:
         if not self._sessions.complete:
             raise Refused("starting", "processes that an agent before this one had may be on their way here")
         self._refuse_processes()
+        if name := self._evidence.running:
+            raise Refused(
+                "busy", f"{name} collects evidence here, which this would destroy: wait for its end"
+            )
         if not shutil.which(command[0]):
             raise Refused("no-command", f"{command[0]} of agent.toml is no program that can be run here")
 
