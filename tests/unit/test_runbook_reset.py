@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runbook_world import NOW, World, fleet, node, rank, spare, status
+from runbook_world import NOW, World, fleet, node, plan_for, rank, spare, status
 
 from gridagent.wire import ResetReport
 from gridctl.errors import Refused
@@ -15,11 +15,12 @@ from gridctl.model.actions import ACTIONS
 from gridctl.model.fleet import Node, Sample
 from gridctl.model.plans import Call, Gate, Plan, Request
 from gridctl.model.policy import Policy
-from gridctl.model.runs import ENDS, Incident
+from gridctl.model.runs import ENDS, Incident, Run
 from gridctl.runbook import gates, reset
 from gridctl.runbook.dry import dry_run
 from gridctl.runbook.events import BackAsked, Effect, Event, Halted, Observe, Observed, OpEnded, Started
 from gridctl.runbook.evidence import LOST_BY
+from gridctl.runbook.spares import Claims
 
 TAKEN = {"node": "n5", "state": "collected", "id": "ev-1", "who": "ann", "file": "/e/n5.tar.gz"}
 START = Started("ann", accept=True)
@@ -135,6 +136,18 @@ def test_a_plan_is_gated_as_others_are_and_says_what_it_takes_away() -> None:
     ]
 
 
+def test_two_resets_of_two_nodes_have_nothing_in_common_but_one_node_has_one_run() -> None:
+    run = Run(id="r1", plan="p1", incident="i1", node="n5", job="", who="ann", state="held")
+    gates.check_alone("n1", "", [run])
+    with pytest.raises(Refused, match="run r1 on node n5 is held"):
+        gates.check_alone("n5", "lm", [run])
+    swap = plan_for({**fleet(n4={"spares": []}), "n5": node(status("n5", spares=[spare()]))})
+    with pytest.raises(Refused, match=r"run r1 \(gpu:1 of n5 is reset\) has n5"):
+        gates.check_nodes(swap, Claims({"r1": plan("gpu:1")}))
+    with pytest.raises(Refused, match=r"run r2 \(lm leaves n2\) has n5"):
+        gates.check_nodes(plan("gpu:1"), Claims({"r2": swap}))
+
+
 def test_an_action_names_its_command() -> None:
     assert reset.command_for("evacuate_and_reset_gpu", "n5", "gpu:3") == "gridctl reset plan n5 --gpu 3"
     assert reset.command_for("evacuate_and_reboot", "n5", "node") == "gridctl reset plan n5 --reboot"
@@ -178,6 +191,14 @@ class Bench(World):
         self.resets += what != "exits"
         report = ResetReport(status=3 if what == "exits" else 0, text="busy", t_unix_s=NOW)
         return msgspec.to_builtins(report)
+
+    def hear(self) -> None:
+        """From now on the agent answers, from its journal where it has begun."""
+        op = "r1.reset.0"
+        self.script[op] = "ok"
+        del self.answers[op]
+        if op in self.effects:
+            self.answers[op] = OpEnded(op, True, value={"status": 0, "t_unix_s": NOW})
 
     def _answer(self, effect: Effect, *, late: bool) -> list[Event]:
         if not isinstance(effect, Observe) or (effect.after_s and late):
@@ -242,7 +263,7 @@ def test_a_gpu_whose_agent_says_nothing_is_asked_again_and_nobody_accepts_for_it
     bench = Bench(plan("gpu:1", waiver="w"), {"r1.reset.0": "lost"})
     assert ends(bench) == ("held", "node-unreachable")
     assert ends(bench) == ("held", "node-unreachable"), "it still says nothing"
-    bench.answers["r1.reset.0"] = OpEnded("r1.reset.0", True, value={"status": 0, "t_unix_s": NOW})
+    bench.hear()
     assert ends(bench) == ("done", "")
     assert bench.resets == 1
 
@@ -317,6 +338,9 @@ def test_no_path_resets_without_evidence_or_a_waiver_and_none_resets_twice(
         bench.crash_after = crash
         bench.drive(START, late=BackAsked("bob", "", "aborted"), late_at=back_at)
     bench.crash_after = 10**9
+    if bench.to_the_end() == "held":
+        assert bench.progress().code == "node-unreachable", "only the agent itself can say how it ended"
+        bench.hear()
     assert bench.to_the_end() in ENDS
     assert bench.effects.count("r1.reset.0") <= 1
     assert bench.resets <= 1
