@@ -146,6 +146,7 @@ def test_without_evidence_nothing_is_reset_but_on_a_persons_word(site: Site) -> 
         site.plan("gpu:1")
     assert refused.value.code == "not-idle"
     peer.end()
+    wait_for("the spare is gone", lambda: not site.agent.client().status().spares)
     with pytest.raises(Refused, match="tells nothing of gpu:7"):
         site.plan("gpu:7")
 
