@@ -1,6 +1,7 @@
 """`gridctl reset` with a real controller and real agents. What resets or reboots is a script on the node that
 writes down what it was called with: hardware that nobody has here begins behind it."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from agents import Refused as Turned
 from command_line import data, gridctl
 from nvml_stub import Stub, library, stub
 from swap_fleet import SwapFleet, ended, gate, swap_fleet, wait_for
+from test_agent_ops import Background
 
 from gridagent.journal import read
 from gridctl.errors import Refused
@@ -198,7 +200,15 @@ def test_a_reboot_is_done_when_the_node_answers_in_another_boot(site: Site) -> N
     assert site.calls == ["reboot"]
 
 
-def test_the_agent_itself_refuses_while_anything_is_there_and_acts_once(tmp_path: Path) -> None:
+def test_the_agent_itself_refuses_while_anything_is_there_and_acts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "ipmitool"  # which collections ask
+    slow.write_text(
+        f"#!/bin/sh\ntouch {tmp_path}/asked\nwhile ! [ -e {tmp_path}/told ]; do sleep 0.02; done\n"
+    )
+    slow.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     script = tmp_path / "reset.sh"
     script.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/called\n[ $1 = sleeps ] && sleep 600\nexit 7\n")
     script.chmod(0o700)
@@ -225,6 +235,13 @@ def test_the_agent_itself_refuses_while_anything_is_there_and_acts_once(tmp_path
         client.post("/v1/freeze", {"scope": "fleet", "frozen": True, "who": "ann", "reason": "storm"})
         assert refusal(client, **args) == "frozen"
         client.post("/v1/freeze", {"scope": "fleet", "frozen": False, "who": "ann", "reason": "over"})
+        collecting = Background(
+            client, "evidence.collect", {}, run="ev-1", holder="", fence=0, deadline_s=90.0
+        )
+        wait_for("it collects", (tmp_path / "asked").exists)
+        assert refusal(client, **args) == "busy", "it would destroy what is collected"
+        (tmp_path / "told").touch()
+        assert collecting.end().state == "done"
         once = client.op("node.reset", args, id="op-1")
         assert (once.state, once.value["status"]) == ("done", 7)
         assert client.op("node.reset", args, id="op-1") == once
