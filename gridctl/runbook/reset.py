@@ -191,7 +191,7 @@ def _notes(
         yield f"no evidence of {incident.id} was taken yet: it is taken first, or nothing is reset"
     if action == REBOOT:
         yield "a process that was started neither with `gridagent exec` nor `park` is not seen, and ends"
-    elif recovery := samples[request.devices[0]].values.get("recovery_action"):
+    elif recovery := _recovery(samples[request.devices[0]]):
         yield f"the driver asks for recovery action {recovery:g} of {request.devices[0]}"
     if status.cordoned:
         yield f"{node.name} is cordoned by {status.cordon_owner or 'somebody'} ({status.cordon_reason})"
@@ -237,7 +237,8 @@ def _gpu_back(context: Context) -> Problem | None:
     if status is None:
         return _silent(context)
     value = next(iter(context.done.get("reset", [])), None)
-    since_unix_s = status.now_unix_s - FRESH_S if value is None else value["t_unix_s"]
+    ended_unix_s = None if value is None else msgspec.convert(value, ResetReport).t_unix_s
+    since_unix_s = status.now_unix_s - FRESH_S if ended_unix_s is None else ended_unix_s
     sample = context.samples.get(device)
     if sample is None or sample.t_unix_s <= since_unix_s:
         return _not_back(f"{device} of {status.node} has told nothing since")
@@ -246,11 +247,16 @@ def _gpu_back(context: Context) -> Problem | None:
         return _not_back(f"{device} of {status.node} is lost")
     if all(value is None for name, value in values.items() if name != "lost"):
         return _not_back(f"{device} of {status.node} tells no value: its driver does not answer")
-    if "recovery_action" in values and values["recovery_action"] is None:
+    asked = _recovery(sample)
+    if asked is None:
         return _not_back(f"whether the driver asks for a recovery of {device} is not told")
-    if asked := values.get("recovery_action"):
-        return _not_back(f"the driver still asks for recovery action {asked:g} of {device}")
-    return None
+    return _not_back(f"the driver still asks for recovery action {asked:g} of {device}") if asked else None
+
+
+def _recovery(sample: Sample) -> float | None:
+    """What the driver asks for, 0 also where it has no word for that; None: it does not say."""
+    asked = sample.values.get("recovery_action", 0.0)
+    return float(asked) if isinstance(asked, int | float) else None
 
 
 def _reboot_back(context: Context) -> Problem | None:

@@ -293,6 +293,7 @@ def test_a_gpu_that_is_not_back_is_held_with_what_is_seen_and_then_left() -> Non
         ({"lost": 1}, "is lost"),
         ({"temp_c": None, "recovery_action": None, "lost": None}, "tells no value"),
         ({"recovery_action": None}, "is not told"),
+        ({"recovery_action": "\x1b[31m"}, "is not told"),
         ({"recovery_action": 2.0}, "recovery action 2"),
     ],
 )
