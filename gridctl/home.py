@@ -69,6 +69,11 @@ class Home:
         return self.state / "journal"
 
     @property
+    def evidence(self) -> Path:
+        """Where a run puts the archives that it has taken before it reset anything."""
+        return self.state / "evidence"
+
+    @property
     def log(self) -> Path:
         return self.state / "controller.log"
 

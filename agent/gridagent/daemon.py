@@ -24,11 +24,13 @@ from gridagent.ops.freeze import Freezes
 from gridagent.ops.handover import RELAYED, Handovers, Relay, RetireSpare, SpecialiseSpare
 from gridagent.ops.log import OpLog
 from gridagent.ops.node import Cordon, Cordons, Uncordon
+from gridagent.ops.reset import ResetNode
 from gridagent.ops.spares import SparePark
 from gridagent.service import Service
 from gridagent.sessions import Session, Sessions
 from gridagent.telemetry import Source, open_source
 from gridagent.telemetry.beat import Beat
+from gridagent.telemetry.gpus import Gpus
 from gridagent.telemetry.metrics import Samples
 from gridagent.telemetry.spool import Spool
 from gridagent.wire import Ask, NodeStatus
@@ -63,6 +65,18 @@ class Daemon:
         self.handovers = Handovers(self.log, config.node)
         self._park = SparePark(home, self.sessions)
         self.evidence = CollectEvidence(home, config, self.launches, self.status)
+        gpus = [source for source in self.sources.values() if isinstance(source, Gpus)]
+        self._reset = ResetNode(
+            config,
+            self._boot,
+            self.sessions,
+            self._cordons,
+            self.samples,
+            self.spool,
+            self.evidence,
+            gpus,
+        )
+        self._reset.take_up(self.log)
         self._allow_damage = allow_damage
         self.desk = Desk(
             self.log, self.lease, self.freezes, self.spool, self._effects(), allow_damage=allow_damage
@@ -82,6 +96,7 @@ class Daemon:
             "handover.retire": RetireSpare(self.sessions, self.handovers),
             "node.cordon": Cordon(self._cordons),
             "node.uncordon": Uncordon(self._cordons),
+            "node.reset": self._reset,
             "spare.park": self._park,
             "evidence.collect": self.evidence,
         }
@@ -117,6 +132,7 @@ class Daemon:
             complete=self.sessions.complete,
             marks=self.sessions.marks(),
             running_op=self.desk.running,
+            resets=[*["gpu"][: len(config.reset_gpu)], *["reboot"][: len(config.reboot)]],
             stream_seq=self.spool.seq,
         )
 

@@ -12,6 +12,8 @@ HTTP_STATUS = {
     "not-owner": 409,
     "run-over": 409,
     "not-taken": 409,
+    "not-idle": 409,
+    "no-command": 409,
     "failed": 502,
     "starting": 503,
     "stopping": 503,

@@ -15,6 +15,8 @@ DEFAULT_HOME = "/var/lib/gridagent"
 #: The kernel's limit for a Unix socket's path, without the closing zero.
 SOCKET_PATH_BYTES_MAX = 107
 SPOOL_BYTES_MAX = 256 << 20
+#: What stands for the GPU in the command that resets one.
+GPU_NAMES = ("{uuid}", "{pci}", "{index}")
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = ""
     sources: list[str] = []  #: telemetry, e.g. "kmsg", "ethernet?interval=5"
     env_allow: list[str] = []  #: further patterns of environment names that a launch keeps
+    reset_gpu: list[str] = []  #: the command that resets a GPU, e.g. ["nvidia-smi", "-r", "-i", "{uuid}"]
+    reboot: list[str] = []  #: the command that reboots the node, e.g. ["systemctl", "reboot"]
     spool_bytes_max: int = SPOOL_BYTES_MAX
     sysroot: str = "/"  #: where /sys and /proc are read
 
@@ -90,6 +94,11 @@ class Home:
             )
         if not config.node:
             raise ConfigError(f"{self.config_file}: node is empty; write the node's name")
+        if config.reset_gpu and not any(name in word for word in config.reset_gpu for name in GPU_NAMES):
+            raise ConfigError(
+                f"{self.config_file}: reset_gpu = {config.reset_gpu} would not know which GPU: write"
+                f" {', '.join(GPU_NAMES)} where it belongs"
+            )
         return config
 
     def prepare(self) -> None:

@@ -83,7 +83,7 @@ class Lease:
                 "fenced",
                 f"fence {fence} is older than {self.fence} of {self.holder}; another controller took over",
             )
-        if self.live and (holder, fence) != (self.holder, self.fence):
+        if self.live and holder != self.holder:  # its own newer fence comes with its next renewal
             raise Refused(
                 "fenced",
                 f"{self.holder} holds the lease with fence {self.fence} for {self.left_s:.0f} s more",

@@ -1,12 +1,10 @@
 """Every message that crosses a process border, versioned.
-
-Three borders use these structs:
 * agent <-> training process or parked spare, over the node's Unix socket: length-prefixed msgpack
   (`gridagent.framing`), the unions `FromSession` and `ToSession`;
 * controller -> agent and agent -> agent, over HTTPS with client certificates: JSON;
 * agent -> controller, the resumable stream: one JSON `StreamRecord` a line.
-A reader ignores fields that it does not know, so an older program reads a newer one. A change that
-an older reader would misunderstand raises `WIRE_VERSION`; both ends compare it when they meet.
+A reader ignores fields that it does not know. A change that an older one would misunderstand raises
+`WIRE_VERSION`; both ends compare it when they meet.
 """
 
 from typing import Any
@@ -80,11 +78,8 @@ class Reply(Message, tag="reply"):
 
 
 class Ask(Message, tag="ask"):
-    """The session wants something of its agent.
-
-    Kinds: "meet" (args: `MeetRequest` fields + url) -> `MeetReply`; "damage" (a drill wants to spoil what is
-    handed over: may it?) -> {}, or a refusal.
-    """
+    """The session wants of its agent: "meet" (args: `MeetRequest` fields + url) -> `MeetReply`; "damage" (a
+    drill wants to spoil what is handed over: may it?) -> {}, or a refusal."""
 
     id: int
     kind: str
@@ -198,11 +193,8 @@ class Specialise(Message):
 
 
 class Member(Message):
-    """One process of a hand-over.
-
-    A source whose session is a survivor's stands for a rank whose process has died: that survivor, its
-    deputy, has the rank's state from its own replica and from its memory of the rank.
-    """
+    """One process of a hand-over. A source whose session is a survivor's stands for a rank whose process has
+    died: that survivor, its deputy, has its state from its own replica and from its memory of the rank."""
 
     role: str  #: "survivor", "source" or "target"
     rank: int
@@ -383,6 +375,7 @@ class NodeStatus(Message):
     complete: bool = True  #: False: sessions that an agent before this one had may be on their way here
     marks: dict[str, str] = {}  #: session -> RankStatus.mark, of processes that this agent does not know
     running_op: str = ""
+    resets: list[str] = []  #: what agent.toml has a command for: "gpu", "reboot"
     stream_seq: int = 0
     wire: int = WIRE_VERSION
 
@@ -427,7 +420,7 @@ class OpRequest(Message):
     kinds: handover.specialise|open|join|cut|abort|release|retire (args: the struct above, plus `session`),
     node.cordon {reason, owner="gridctl", quarantine}, node.uncordon {owner="gridctl"}, run.end {} (the run
     lets go of the node), spare.park {count, gpus}, job.describe {session}, evidence.collect {incident}
-    -> `Evidence`.
+    -> `Evidence`, node.reset {boot, device} -> `ResetReport`.
     """
 
     id: str
@@ -439,6 +432,14 @@ class OpRequest(Message):
     job: str = ""
     args: dict[str, Any] = {}
     deadline_s: float = 60.0
+
+
+class ResetReport(Message):
+    """How the command ended that resets a device, or reboots the node: where no device is named."""
+
+    status: int | None = None  #: its exit status; None: not known, the node has booted since
+    text: str = ""  #: what it printed, bounded and without secrets, or why it was not begun
+    t_unix_s: float = 0.0  #: when it had ended, by the node's clock
 
 
 class EvidenceItem(Message):

@@ -20,6 +20,7 @@ from gridctl.cli import (
     policy,
     record,
     replay,
+    reset,
     risk,
     run,
     simulate,
@@ -66,6 +67,7 @@ def _tree() -> None:
     root.command()(views.jobs)
     root.command()(views.spares)
     root.add_typer(swap.app, name="swap")
+    root.add_typer(reset.app, name="reset")
     root.add_typer(run.app, name="run")
     root.command()(freeze.freeze)
     root.command()(freeze.thaw)

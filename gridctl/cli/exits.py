@@ -25,7 +25,7 @@ MEANINGS: dict[Exit, str] = {
     Exit.ERROR: "failed for a reason that has no code of its own; stderr says which",
     Exit.USAGE: "the command line or a configuration file is wrong; nothing was done",
     Exit.REFUSED: "a rule, the gate, a role, a freeze or read-only mode says no; nothing was changed",
-    Exit.NOT_FOUND: "there is no node, job, plan, run, incident, kind or party of that name",
+    Exit.NOT_FOUND: "there is no node, device, job, plan, run, incident, kind or party of that name",
     Exit.UNKNOWN: "the controller or a node does not answer, so the state is unknown; look before acting",
     Exit.RUN_ABORTED: "the run ended without its swap, or is held for a person; `run show` says which",
     Exit.NOT_VERIFIED: "what was checked is not as it must be: journal, doctor, or the demo's comparison",

@@ -1,14 +1,19 @@
-"""Following a run: its steps are told on stderr as they happen, its end is the output and the exit code."""
+"""Applying a plan, following its run: steps are told on stderr, its end is the output and the exit code."""
 
+import sys
 import time
+from collections.abc import Callable
 
 import typer
 
-from gridctl.cli.console import Console
+from gridctl.cli.calls import calls_page
+from gridctl.cli.console import Console, gate
 from gridctl.cli.exits import Exit
+from gridctl.cli.gate import consent
 from gridctl.cli.output import Column, Format, say
-from gridctl.cli.page import Page, duration, full, local, present
-from gridctl.errors import Unanswered
+from gridctl.cli.page import Page, duration, full, local, present, tell
+from gridctl.errors import Refused, Unanswered
+from gridctl.model.plans import Plan
 from gridctl.model.runs import ENDS, Run, StepRun
 
 POLL_S = 0.2
@@ -41,6 +46,35 @@ def run_page(run: Run) -> Page:
         ("ended", local(run.ended_unix_s) if run.ended_unix_s else ""),
     ]
     return Page(data=full(run), columns=STEPS, items=run.steps, facts=facts)
+
+
+def carry_out(
+    console: Console,
+    plan_id: str,
+    runbook: str,
+    page: Callable[[Plan], Page],
+    reason: str,
+    form: Format,
+    *,
+    yes: bool,
+    dry_run: bool,
+    detach: bool,
+) -> None:
+    """Applies a plan of this runbook, once `page` has shown it and somebody has agreed; follows its run."""
+    if not dry_run:
+        console.may_act("apply a plan")
+    found = console.controller.one("plan", plan_id, Plan)
+    if found.runbook != runbook:
+        word = "reset" if found.runbook == "reset" else "swap"
+        raise Refused("bad-request", f"{found.purpose} by plan {found.id}: `gridctl {word} apply {found.id}`")
+    if dry_run:
+        present(calls_page(console.controller.dry_run(found.id)), form)
+        return
+    if not yes and sys.stdin.isatty():
+        tell(page(found))
+    agreed = consent(found.node, yes=yes, reason=reason)
+    run = console.controller.apply(found.id, gate(agreed, found.digest))
+    follow(console, run, form, detach=detach)
 
 
 def follow(console: Console, run: Run, form: Format, *, detach: bool = False) -> None:

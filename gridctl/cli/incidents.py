@@ -70,6 +70,16 @@ def _evidence(incident: Incident) -> str:
     return lacking or f"none was taken: gridctl collect {incident.id}"
 
 
+def _command(incident: Incident) -> str:
+    """What resets or reboots, where that is what the decision or a finding asks for."""
+    from gridctl.runbook.reset import command_for
+
+    asking = (found for found in (incident.decision, *incident.findings) if found)
+    told = [command_for(str(f.get("action")), incident.node, str(f.get("device"))) for f in asking]
+    found = next(filter(None, told), "")
+    return f"once nobody runs there: {found}" if found else ""
+
+
 def _page(incident: Incident) -> Page:
     facts: list[tuple[str, object]] = [
         ("incident", incident.id),
@@ -83,6 +93,7 @@ def _page(incident: Incident) -> Page:
         ("plans", " ".join(incident.plans)),
         ("runs", " ".join(incident.runs)),
         ("evidence", _evidence(incident)),
+        ("command", _command(incident)),
     ]
     choice = incident.choice
     if choice:

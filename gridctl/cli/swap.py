@@ -1,17 +1,15 @@
 """`gridctl swap`: a node leaves its job; first as a plan, then for real."""
 
-import sys
 from typing import Annotated
 
 import typer
 
 from gridctl.cli import complete
-from gridctl.cli.calls import calls_page
-from gridctl.cli.console import Console, DryRun, Reason, Yes, gate
-from gridctl.cli.follow import follow
-from gridctl.cli.gate import consent, who
+from gridctl.cli.console import Console, DryRun, Reason, Yes
+from gridctl.cli.follow import carry_out
+from gridctl.cli.gate import who
 from gridctl.cli.output import Column, Format, say
-from gridctl.cli.page import Output, Page, duration, full, local, present, size, tell
+from gridctl.cli.page import Output, Page, duration, full, local, present, size
 from gridctl.model.plans import Plan, Request
 
 app = typer.Typer(no_args_is_help=True, help="Move the ranks of a node to warm spares: plan, then apply.")
@@ -128,14 +126,4 @@ def apply(
     On a terminal it asks for the node's name and a reason. Ctrl-C leaves the run going.
     """
     console = Console.of(context)
-    if not dry_run:
-        console.may_act("apply a plan")
-    found = console.controller.one("plan", plan, Plan)
-    if dry_run:
-        present(calls_page(console.controller.dry_run(found.id)), output)
-        return
-    if not yes and sys.stdin.isatty():
-        tell(plan_page(found))
-    agreed = consent(found.node, yes=yes, reason=reason)
-    run = console.controller.apply(found.id, gate(agreed, found.digest))
-    follow(console, run, output, detach=detach)
+    carry_out(console, plan, "hot-swap", plan_page, reason, output, yes=yes, dry_run=dry_run, detach=detach)

@@ -119,6 +119,7 @@ class _Scene:
         self._acts = [
             self._act(state.started_unix_s, plans[plan].node, plans[plan].job)
             for plan, state in world.ledger.runs.values()
+            if plans[plan].moves  # a reset leaves no node: nobody was there any more
         ]
         self._own = {(p.node, p.job, p.epoch_from): p for p in plans.values() if p.who == PROPOSER}
         self._decided = {

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from gridagent.wire import FreezeRequest
+from gridagent.wire import FreezeRequest, StreamRecord
 from gridctl.control.assessor import Assessor
 from gridctl.control.autopilot import Autopilot
 from gridctl.control.cordons import uncordon
+from gridctl.control.devicelog import DeviceLog
 from gridctl.control.driver import Driver
 from gridctl.control.followers import Followers
 from gridctl.control.freezes import relay, relayed
@@ -36,9 +37,10 @@ from gridctl.model.runs import ENDS, Run
 from gridctl.ports.agents import Agents
 from gridctl.runbook import gates, preflight
 from gridctl.runbook.dry import dry_rest, dry_run, leases
-from gridctl.runbook.engine import RunState, committed, cutting
+from gridctl.runbook.engine import RunState
 from gridctl.runbook.events import BackAsked, Event, Halted, Started
 from gridctl.runbook.selection import refuse_if_fatal
+from gridctl.runbook.wayback import check_not_past, done
 from gridctl.trust import IdentityError
 
 log = logging.getLogger("gridctl.control")
@@ -58,11 +60,12 @@ class Controller:
         self.ledger = Ledger(home, holder)
         self.lease = FleetLease(self.agents, holder, lambda: self.urls, self._lease_lost)
         self.steps = StepLog()
+        self.devices = DeviceLog()
         self.autopilot = Autopilot(self)
         self.sentinel = Sentinel(self.ledger, self.steps, self.autopilot.propose, detect_policy(self.policy))
         self.assessor = Assessor(self)
         self.poll = Poll(self.agents)
-        self.taps = Taps(self.sentinel.feed)
+        self.taps = Taps(self._heard)
         self.followers = Followers(self.agents, self.taps.feed)
         self._files = _stamps(home)
         self._misread = ""  #: what is wrong with the files since they were read
@@ -146,6 +149,10 @@ class Controller:
         self._reread_files()
         self.poll.keep(self.fleet.node)
 
+    def _heard(self, record: StreamRecord) -> None:
+        self.devices.feed(record)
+        self.sentinel.feed(record)
+
     async def _follow(self) -> None:
         self.refresh()
         self.sentinel.nodes_changed(self.nodes.values())
@@ -202,7 +209,7 @@ class Controller:
         plan = self._steerable(run, verb)
         state = self._state(run, plan)
         if verb != "resume":
-            self._refuse_past(run, state)
+            check_not_past(state)
         elif run in self._drivers:
             raise _in_hand(run)
         taken = [] if run in self._drivers else leases(self.urls)
@@ -219,7 +226,7 @@ class Controller:
             gates.check_gate(plan, gate)
             gates.check_alone(plan.node, plan.job, self.ledger.all_runs())
             gates.check_nodes(plan, self.ledger.claims(time.time()))
-            nodes = await self.look({member.node for member in plan.members})
+            nodes = await self.look(plan.nodes)
             self._refuse_frozen(plan.job)
             gates.check_unsteered(self.lease.holder, nodes.values())
             refuse_if_fatal(
@@ -230,7 +237,7 @@ class Controller:
             run = f"r-{secrets.token_hex(4)}"
             await self.take_lease(run)
             try:
-                self.lease.check_granted(member.node for member in plan.members)
+                self.lease.check_granted(plan.nodes)
                 about = {"incident": plan.incident, "plan": plan.id, "run": run}
                 self.ledger.append("gate", {**about, **msgspec.to_builtins(gate)})
                 self._record_lease(plan, run)
@@ -356,11 +363,7 @@ class Controller:
         """The plan of a run that has not ended. Raises `Refused`."""
         found = self.ledger.run(run)
         if found.state == "done":
-            raise Refused(
-                "boundary-past",
-                f"run {run} was committed and is done; the way back is a new hand-over:"
-                f" `gridctl swap plan` for the node that has the ranks now, --to {found.node}",
-            )
+            raise done(run, self.ledger.plan(found.plan))
         if found.state in ENDS:
             raise Refused("not-now", f"run {run} has ended ({found.state}): there is nothing to {verb}")
         return self.ledger.plan(found.plan)
@@ -370,7 +373,7 @@ class Controller:
         driver = self._drivers.get(run)
         if driver is None:  # what it has done is known from the journal only
             self._refuse_unsound()
-        self._refuse_past(run, self._state(run, plan))
+        check_not_past(self._state(run, plan))
         asked = BackAsked(gate.who, gate.reason, end)
         if driver is None:
             return await self._take_up(run, plan, asked, gate)
@@ -382,24 +385,10 @@ class Controller:
         driver = self._drivers.get(run)
         return driver.state if driver else Driver(self, run, plan, "").state
 
-    def _refuse_past(self, run: str, state: RunState) -> None:
-        if committed(state):
-            raise Refused(
-                "boundary-past",
-                f"run {run} is past its commit: the ranks have moved; `gridctl run resume {run}` ends it, and"
-                " the way back is a new hand-over",
-            )
-        if cutting(state):
-            raise Refused(
-                "boundary-past",
-                f"run {run} is in its cut, which ends by itself in a commit or an abort; if it is held,"
-                f" `gridctl run resume {run}` finds out which",
-            )
-
     async def _take_up(self, run: str, plan: Plan, event: Event, gate: Gate) -> Run:
         """Takes a run in hand again that nobody drives."""
         async with self._applying:
-            await self.look({member.node for member in plan.members})
+            await self.look(plan.nodes)
             await self.take_lease(run)
             try:
                 what = "resume" if isinstance(event, Started) else "rollback"

@@ -2,20 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from typing import Any, Protocol
 
 import msgspec
 
 from gridagent.wire import OpRequest, OpStatus
+from gridctl.control.devicelog import DeviceLog
+from gridctl.control.evidence import World as Collecting
+from gridctl.control.evidence import collect
 from gridctl.control.lease import FleetLease
-from gridctl.control.ledger import Ledger
 from gridctl.control.steplog import StepLog
 from gridctl.errors import Refused
-from gridctl.model.fleet import Node
+from gridctl.home import Home
+from gridctl.model.evidence import Wanted
 from gridctl.model.plans import Call, Plan
 from gridctl.model.policy import Policy
-from gridctl.ports.agents import AgentError, AgentRefused, Agents, AgentUnreachable
+from gridctl.ports.agents import AgentError, AgentRefused, AgentUnreachable
 from gridctl.runbook.engine import RunState, advance
 from gridctl.runbook.events import (
     Arm,
@@ -46,18 +49,14 @@ LATE_S = 1.0
 LAST_STEPS_S = 3.0
 
 
-class World(Protocol):
+class World(Collecting, Protocol):
     """What a driver needs of the controller."""
 
-    agents: Agents
-    ledger: Ledger
+    home: Home
     lease: FleetLease
     steps: StepLog
+    devices: DeviceLog
     policy: Policy
-
-    async def look(self, names: set[str]) -> Mapping[str, Node]:
-        """The nodes of these names, asked just now."""
-        ...
 
 
 class Driver:
@@ -155,14 +154,17 @@ class Driver:
 
     async def _observe(self, after_s: float) -> Event:
         await asyncio.sleep(after_s)
-        plan = self.state.plan
-        return Observed(await self._world.look({plan.node, *(member.node for member in plan.members)}))
+        plan, world = self.state.plan, self._world
+        nodes = await world.look({plan.node, *plan.nodes})
+        return Observed(nodes, world.devices.of(plan.node), world.ledger.incidents.get(plan.incident))
 
     # ----------------------------------------------------------------------------------------------
     # Calls
 
     async def _send(self, op: str, call: Call) -> Event:
         """Makes the call until it was answered or its time is over: the id makes that safe."""
+        if call.kind == "evidence.collect":
+            return await self._collect(op)
         until_s = time.monotonic() + call.deadline_s + SLACK_S
         try:
             args = await self._resolved(call)
@@ -179,6 +181,17 @@ class Driver:
         code = "interrupted" if status.state == "interrupted" else "op-failed"
         text = status.error or f"it is {status.state}"
         return OpEnded(op, False, code=code, text=f"{call.kind} on {call.node}: {text}")
+
+    async def _collect(self, op: str) -> Event:
+        """Evidence of the plan's incident, as `gridctl collect` takes it: once, fetched, journaled."""
+        plan, folder = self.state.plan, self._world.home.evidence
+        wanted = Wanted(target=plan.incident, folder=str(folder), who=self._who)
+        try:
+            found = await collect(self._world, wanted)
+        except Refused as error:
+            text = f"no evidence could be had, so nothing was reset: {error.text}. `{plan.command}"
+            return OpEnded(op, False, code=error.code, text=f"{text} --without-evidence WHY` goes without")
+        return OpEnded(op, True, value={"id": found.id, "file": found.file, "sha256": found.sha256})
 
     async def _until_answered(self, op: str, call: Call, args: dict[str, Any], until_s: float) -> OpStatus:
         while True:

@@ -122,6 +122,10 @@ def _told(record: Record) -> str:
             return _because(f"{what} ({data['kind']})", data)
         case "plan":
             plan = data["plan"]
+            if plan.get("action"):
+                what = f"{', '.join(plan['devices'])} is reset" if plan["devices"] else "a reboot"
+                waived = f", without evidence: {plan['waiver']}" if plan["waiver"] else ""
+                return f"plan {plan['id']}: {what}{waived}"
             moves = ", ".join(f"rank {move['rank']} -> {move['target']['node']}" for move in plan["moves"])
             return f"plan {plan['id']}: {moves}"
         case "gate":

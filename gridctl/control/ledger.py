@@ -131,10 +131,11 @@ class Ledger:
         return [self.run(run) for run in self.runs]
 
     def open_plan(self, incident: str, now_unix_s: float) -> Plan | None:
-        """The newest plan of an incident that could still be applied."""
+        """The newest plan of an incident, for ranks to leave its node, that could still be applied."""
         used = {plan for plan, _ in self.runs.values()}
         for plan in reversed(self.plans.values()):
-            if plan.incident == incident and plan.id not in used and plan.expires_unix_s > now_unix_s:
+            fits = plan.incident == incident and bool(plan.moves)
+            if fits and plan.id not in used and plan.expires_unix_s > now_unix_s:
                 return plan
         return None
 

@@ -9,6 +9,7 @@ import msgspec
 
 from gridagent.wire import LaunchSpec, OpRequest, SessionReport
 from gridctl.control.assessor import Assessor
+from gridctl.control.devicelog import DeviceLog
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
 from gridctl.control.sentinel import Sentinel
@@ -16,7 +17,9 @@ from gridctl.errors import Refused
 from gridctl.model.fleet import Node
 from gridctl.model.plans import Move, Plan, Request
 from gridctl.model.policy import Policy
+from gridctl.model.runs import Incident
 from gridctl.ports.agents import AgentRefused, Agents, AgentUnreachable
+from gridctl.runbook import gates, reset
 from gridctl.runbook.hot_swap import build
 from gridctl.runbook.selection import Selection, select
 
@@ -32,6 +35,7 @@ class World(Protocol):
     policy: Policy
     assessor: Assessor
     sentinel: Sentinel
+    devices: DeviceLog
 
     async def survey(self, names: set[str]) -> Mapping[str, Node]:
         """All nodes; those that ever answered and `names` were asked just now."""
@@ -40,8 +44,11 @@ class World(Protocol):
 
 async def make_plan(world: World, request: Request) -> Plan:
     """A sealed plan, journaled with its incident. Raises `Refused`; then nothing was written."""
+    if request.runbook == "reset":
+        return await _plan_reset(world, request)
     if request.runbook != "hot-swap":
-        raise Refused("bad-request", f"there is no runbook {request.runbook}: this version has hot-swap")
+        has = "this version has hot-swap and reset"
+        raise Refused("bad-request", f"there is no runbook {request.runbook}: {has}")
     if request.incident:
         world.ledger.incident(request.incident)
     nodes = await world.survey({request.node, request.to})
@@ -71,18 +78,53 @@ async def make_plan(world: World, request: Request) -> Plan:
     )
     if opened:
         what = f"{', '.join(plan.devices)} of {plan.node}" if plan.devices else plan.node
-        world.ledger.append(
-            "incident",
-            {
-                "incident": incident,
-                "state": "open",
-                "kind": "manual",
-                "node": plan.node,
-                "job": plan.job,
-                "title": f"{request.who or 'somebody'} wants {plan.job} to leave {what}",
-            },
-        )
-    world.ledger.append("plan", {"incident": incident, "plan": msgspec.to_builtins(plan)})
+        title = f"{request.who or 'somebody'} wants {plan.job} to leave {what}"
+        _open(world, _manual(incident, plan.node, title, plan.job, plan.created_unix_s))
+    return _written(world, plan)
+
+
+async def _plan_reset(world: World, request: Request) -> Plan:
+    """Of a GPU or, without one, of the node. Raises `Refused`; then nothing was written."""
+    incidents, now_unix_s = world.ledger.incidents, time.time()
+    gates.check_alone(request.node, "", world.ledger.all_runs())
+    nodes = await world.survey({request.node})
+    if request.incident:
+        incident = world.ledger.incident(request.incident)
+        if incident.node != request.node:
+            raise Refused("bad-request", f"incident {incident.id} is of {incident.node or 'several nodes'}")
+    else:
+        known = incidents.open_on(request.node) or incidents.open_for(request.node, "")
+        what = f"{', '.join(request.devices)} of {request.node} reset" if request.devices else "a reboot"
+        title = f"{request.who or 'somebody'} wants {what}"
+        incident = known or _manual(f"i-{secrets.token_hex(4)}", request.node, title, "", now_unix_s)
+    plan = reset.build(
+        request,
+        nodes,
+        world.devices.of(request.node),
+        incident,
+        world.policy,
+        plan_id=f"p-{secrets.token_hex(4)}",
+        now_unix_s=now_unix_s,
+    )
+    gates.check_nodes(plan, world.ledger.claims(now_unix_s))
+    if incidents.get(incident.id) is None:
+        _open(world, incident)
+    return _written(world, plan)
+
+
+def _manual(name: str, node: str, title: str, job: str, now_unix_s: float) -> Incident:
+    return Incident(
+        id=name, kind="manual", state="open", title=title, node=node, job=job, opened_unix_s=now_unix_s
+    )
+
+
+def _open(world: World, incident: Incident) -> None:
+    about = {name: getattr(incident, name) for name in ("state", "kind", "node", "job", "title")}
+    world.ledger.append("incident", {"incident": incident.id, **about})
+
+
+def _written(world: World, plan: Plan) -> Plan:
+    world.ledger.append("plan", {"incident": plan.incident, "plan": msgspec.to_builtins(plan)})
     return plan
 
 

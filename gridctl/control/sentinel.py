@@ -90,8 +90,9 @@ class Sentinel:
         self._watch.follow(policy)
 
     def expect(self, handover: str, incident: str, run: str) -> None:
-        """Phases of this hand-over belong to this incident and run."""
-        self._handovers[handover] = (incident, run)
+        """Phases of this hand-over belong to this incident and run. "": the run is of none."""
+        if handover:
+            self._handovers[handover] = (incident, run)
 
     def feed(self, record: StreamRecord) -> None:
         """Takes one record. Raises `Refused` if the journal cannot be written."""

@@ -1,6 +1,7 @@
 """What is out there: nodes, and the jobs, ranks and spares that their agents report."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     def asked(self) -> bool:
         """Whether it was asked at all since the controller knows of it."""
         return self.reachable or bool(self.error)
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What a device of a node has told of itself last."""
+
+    t_unix_s: float  #: by the node's clock
+    values: dict[str, Any]
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     assume_dead: bool = False  #: the node does not answer, and a person says that what ran there is dead
     incident: str = ""  #: "" opens one of kind "manual"
     who: str = ""
-    runbook: str = "hot-swap"
+    runbook: str = "hot-swap"  #: or "reset": of the one device in `devices`, a reboot where there is none
+    waiver: str = ""  #: of a reset: why it goes on without evidence, in a person's words
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,21 +104,47 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[str]
     created_unix_s: float
     expires_unix_s: float
-    handover: str
-    epoch_from: int
-    epoch_to: int
-    chair: Member
-    moves: list[Move]
-    members: list[Member]
     steps: list[Step]
     relied_on: dict[str, str]  #: facts that must not have changed when the plan is applied
-    cost: Cost
-    bit_identical: bool
+    # of a hand-over
+    handover: str = ""
+    epoch_from: int = 0
+    epoch_to: int = 0
+    chair: Member | None = None
+    moves: list[Move] = []
+    members: list[Member] = []
+    cost: Cost = Cost(steps_lost=0, pause_s=0.0, preparation_s=0.0, state_bytes=0)
+    bit_identical: bool = False
     standing: bool = False  #: the job stands in a spoilt step, and this brings it on
     assume_dead: bool = False  #: `node` does not answer, and a person says that what ran there is dead
+    # of a reset
+    action: str = ""  #: what it is in the words of `gridctl.model.actions`
+    waiver: str = ""  #: why it goes on without evidence; "": it does not
     blockers: list[Blocker] = []  #: none is fatal: a plan with a fatal one is never made
     notes: list[str] = []
     digest: str = ""
+
+    @property
+    def nodes(self) -> set[str]:
+        """Those that take part. A node that is taken for dead does not."""
+        return {member.node for member in self.members} or {self.node}
+
+    @property
+    def command(self) -> str:
+        """What makes another plan like this."""
+        if self.runbook == "reset":
+            what = f"--gpu {self.devices[0].removeprefix('gpu:')}" if self.devices else "--reboot"
+            return f"gridctl reset plan {self.node} {what}"
+        return f"gridctl swap plan {self.node}"
+
+    @property
+    def purpose(self) -> str:
+        """What becomes of the node, in a few words."""
+        if self.runbook == "reset":
+            return (
+                f"{self.devices[0]} of {self.node} is reset" if self.devices else f"{self.node} is rebooted"
+            )
+        return f"{self.job} leaves {self.node}"
 
 
 class DryCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,19 +13,25 @@ def of_nodes(members: Iterable[Member], nodes: Mapping[str, Node]) -> dict[str, 
     """Sessions, epochs and states of all members, and what their nodes allow."""
     facts: dict[str, str] = {}
     for member in members:
+        facts |= of_node(member.node, nodes)
         node = nodes.get(member.node)
-        if node is None or node.status is None or not node.reachable:
-            facts[f"node {member.node}"] = "no answer"
-            continue
-        status = node.status
-        facts[f"node {member.node}"] = f"serial {status.serial}, boot {status.boot_id}, {node.url}"
-        facts[f"cordon of {member.node}"] = (
-            f"{status.cordon_owner or 'somebody'}" if status.cordoned else "no"
-        )
-        facts[f"quarantine of {member.node}"] = "yes" if status.quarantined else "no"
-        facts[f"freeze on {member.node}"] = ", ".join(sorted(status.frozen)) or "no"
-        facts[f"{member.role} of rank {member.rank}"] = _process(member, node)
+        if node and node.status and node.reachable:
+            facts[f"{member.role} of rank {member.rank}"] = _process(member, node)
     return facts
+
+
+def of_node(name: str, nodes: Mapping[str, Node]) -> dict[str, str]:
+    """Which machine it is, in which boot, and what it allows."""
+    node = nodes.get(name)
+    if node is None or node.status is None or not node.reachable:
+        return {f"node {name}": "no answer"}
+    status = node.status
+    return {
+        f"node {name}": f"serial {status.serial}, boot {status.boot_id}, {node.url}",
+        f"cordon of {name}": f"{status.cordon_owner or 'somebody'}" if status.cordoned else "no",
+        f"quarantine of {name}": "yes" if status.quarantined else "no",
+        f"freeze on {name}": ", ".join(sorted(status.frozen)) or "no",
+    }
 
 
 def of_report(report: SessionReport) -> dict[str, str]:

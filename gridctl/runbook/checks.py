@@ -1,15 +1,17 @@
 """Prechecks and verifications of steps, by the names that plans carry. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from gridagent.wire import CutReport, SessionReport
-from gridctl.model.fleet import Node, Rank, ranks_of
+from gridctl.model.fleet import Node, Rank, Sample, ranks_of
 from gridctl.model.plans import Plan, Step
+from gridctl.model.runs import Incident
 from gridctl.runbook.basis import changes, of_report
+from gridctl.runbook.events import OpEnded
 
 OWNER = "gridctl"
 
@@ -31,6 +33,10 @@ class Context:
     step: Step
     values: Sequence[Any]  #: of the step's calls, in their order
     nodes: Mapping[str, Node]  #: those of the plan, asked after the calls
+    samples: Mapping[str, Sample] = field(default_factory=dict)  #: of the node's devices, the newest
+    incident: Incident | None = None  #: of the plan
+    done: Mapping[str, Sequence[Any]] = field(default_factory=dict)  #: earlier steps -> the values of theirs
+    failure: OpEnded | None = None  #: of a call that brought no report
 
 
 Check = Callable[[Context], Problem | None]

@@ -53,7 +53,8 @@ def leases(urls: Mapping[str, str]) -> list[DryCall]:
 
 def _forward(plan: Plan, step: Step, urls: Mapping[str, str]) -> Iterator[DryCall]:
     if step.precheck or step.verify:
-        for url in sorted({urls.get(member.node, member.url) for member in plan.members}):
+        known = {member.node: member.url for member in plan.members} | {**urls}
+        for url in sorted({known[name] for name in plan.nodes if name in known}):
             yield DryCall(step=step.name, when="do", method="GET", url=f"{url}/v1/status")
     for call in step.calls:
         yield from _calls(step.name, "do", call, urls)
@@ -89,6 +90,8 @@ def _calls(step: str, when: str, call: Call, urls: Mapping[str, str]) -> Iterato
         kind=call.kind,
         args=redacted(_readable(call.args)),
     )
+    if call.kind == "evidence.collect":  # which the controller fetches, too
+        yield DryCall(step=step, when=when, method="GET", url=f"{call.url}/v1/evidence/ID")
 
 
 def _readable(value: Any) -> Any:

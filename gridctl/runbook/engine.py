@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from gridctl.model.plans import NOT_TAKEN, Call, Plan, Step
-from gridctl.runbook.checks import CHECKS, Context, Problem, settled
+from gridctl.runbook import checks, reset
+from gridctl.runbook.checks import Context, Problem
 from gridctl.runbook.events import (
     Arm,
     BackAsked,
@@ -36,6 +37,10 @@ from gridctl.runbook.events import (
 from gridctl.runbook.progress import Progress, fold
 from gridctl.runbook.watch import judge
 
+CHECKS = {**checks.CHECKS, **reset.CHECKS}
+SETTLED = {"hot-swap": checks.settled, "reset": reset.settled}
+#: A run that ends with one of these left as it is has not reached what it was for.
+MISSED = ("job-lost", "not-back")
 RECHECK_S = 0.5
 UNDO_DEADLINE_S = 60.0
 
@@ -55,6 +60,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  #: failures that the plan tolerates
     problem: Problem | None = None  #: why the verification does not hold yet
     back: BackAsked | None = None
+    accepted: str = ""  #: who goes on although the outcome of the step that commits is not known
 
 
 Advance = tuple[RunState, list[Effect]]
@@ -120,6 +126,8 @@ def _started(state: RunState, event: Started) -> Advance:
     if progress.ended:
         return _put(state, stage="stopped"), [Stop()]
     held = progress.state == "held"
+    if held and event.accept and progress.code == "outcome-unknown":
+        state = _put(state, accepted=event.who)
     state, effects = _record_run(state, "running", who=event.who)
     if progress.undoing:
         if held:
@@ -177,10 +185,18 @@ def _all_ended(state: RunState) -> Advance:
 
 def _observed(state: RunState, event: Observed) -> Advance:
     step = _step(state.plan, state.step)
-    context = Context(plan=state.plan, step=step, values=_values(state, step), nodes=event.nodes)
+    context = Context(
+        plan=state.plan,
+        step=step,
+        values=_values(state, step),
+        nodes=event.nodes,
+        samples=event.samples,
+        incident=event.incident,
+        done=state.progress.done,
+        failure=next(iter(state.failures.values()), None),
+    )
     if state.stage == "settle":
-        verdict = settled(context, final=state.problem is not None)
-        return _settled(state, verdict)
+        return _settled(state, SETTLED[state.plan.runbook](context, final=state.problem is not None))
     problem = CHECKS[step.precheck if state.stage == "precheck" else step.verify](context)
     if problem is None:
         return _begin(state, step) if state.stage == "precheck" else _complete(state, context.values)
@@ -233,9 +249,8 @@ def _enter(state: RunState) -> Advance:
         return _turn_back(state, "aborted", _asked(state.back), state.back.end)
     step = _next_step(state)
     if step is None:
-        lost = any(seen.code == "job-lost" for seen in state.progress.steps.values())
-        end, code = ("failed", "job-lost") if lost else ("done", "")
-        state, effects = _record_run(state, end, code=code, text=_left(state))
+        code = next((its.code for its in state.progress.steps.values() if its.code in MISSED), "")
+        state, effects = _record_run(state, "failed" if code else "done", code=code, text=_left(state))
         return _put(state, stage="stopped"), [*effects, Stop()]
     state = _fresh(state, step.name)
     if step.precheck and step.name not in state.progress.started:
@@ -265,9 +280,9 @@ def _verify(state: RunState, step: Step) -> Advance:
     return state, [Arm(_token(state), step.deadline_s), Observe()]
 
 
-def _complete(state: RunState, values: Sequence[Any], text: str = "") -> Advance:
+def _complete(state: RunState, values: Sequence[Any], text: str = "", code: str = "") -> Advance:
     text = text or "; ".join(state.notes)
-    state, effects = _record_step(state, "done", values=list(values), text=text)
+    state, effects = _record_step(state, "done", values=list(values), code=code, text=text)
     return _then(effects, _enter(state))
 
 
@@ -282,6 +297,10 @@ def _settled(state: RunState, verdict: Problem | None) -> Advance:
         return _hold(state, state.problem) if state.problem else (state, [Observe(2 * RECHECK_S)])
     if verdict.code == "committed":
         return _complete(state, [None], verdict.text)
+    if verdict.code == "outcome-unknown" and state.accepted:  # what is seen from here on decides
+        return _complete(state, [None], f"accepted by {state.accepted}: {verdict.text}")
+    if verdict.code in ("outcome-unknown", "node-unreachable"):
+        return _hold(state, verdict)
     return _fail(state, verdict)
 
 
@@ -292,7 +311,7 @@ def _fail(state: RunState, problem: Problem) -> Advance:
     if committed(state) and problem.code == "job-lost":
         return _then(effects, _let_go(state, problem))
     if committed(state) and state.progress.fails[state.step] > 1:  # it will not get better: go on without
-        return _then(effects, _complete(state, [], f"left as it is: {problem.text}"))
+        return _then(effects, _complete(state, [], f"left as it is: {problem.text}", problem.code))
     if committed(state):
         return _then(effects, _hold(state, problem))
     if state.back:  # the step's own failure stands at the step; why the run ends is that a person said so
@@ -440,10 +459,9 @@ def _left(state: RunState) -> str:
 
 
 def _unknown(state: RunState) -> str:
-    return (
-        f"how the cut of hand-over {state.plan.handover} ended could not be learned from its ranks;"
-        f" `gridctl run resume {state.run}` looks again"
-    )
+    of_ranks = f"how the cut of hand-over {state.plan.handover} ended could not be learned from its ranks"
+    what = of_ranks if state.plan.handover else f"whether {state.plan.purpose} by now could not be learned"
+    return f"{what}; `gridctl run resume {state.run}` looks again"
 
 
 def _silent(call: Call, step: Step, state: RunState) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gridctl.model.fleet import Node
+from gridctl.model.fleet import Node, Sample
 from gridctl.model.plans import Call
+from gridctl.model.runs import Incident
 from gridctl.runbook.watch import Entries
 
 
@@ -20,9 +21,11 @@ class Started:
 
 @dataclass(frozen=True)
 class Observed:
-    """The nodes of the plan, asked just now."""
+    """The nodes of the plan, asked just now; what the devices of its node have told last; its incident."""
 
     nodes: Mapping[str, Node]
+    samples: Mapping[str, Sample] = field(default_factory=dict)
+    incident: Incident | None = None
 
 
 @dataclass(frozen=True)

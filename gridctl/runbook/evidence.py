@@ -1,9 +1,10 @@
 """The rule that evidence comes before what destroys it, and what is known of an incident's evidence. Pure.
 
-No step resets or reboots a node yet; the one that will asks `missing` before it does.
+The step that resets or reboots a node asks `missing` before it does: `gridctl.runbook.reset`.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from gridctl.model.runs import Incident
 from gridctl.runbook.checks import Problem
@@ -32,12 +33,16 @@ def missing(incident: Incident, action: str) -> Problem | None:
     return Problem(
         "no-evidence",
         f"{action} takes away {LOST_BY[action]}, and no evidence of {incident.id} was taken:"
-        f" `gridctl collect {incident.id}` first, or say in the reason why not",
+        f" `gridctl collect {incident.id}` takes it, a plan with `--without-evidence WHY` does without",
     )
 
 
 def taken(incident: Incident) -> bool:
     """Whether evidence of the incident's own node was fetched since it began."""
-    return any(
-        found["node"] == incident.node and found["state"] == "collected" for found in incident.evidence
-    )
+    return newest(incident) is not None
+
+
+def newest(incident: Incident) -> dict[str, Any] | None:
+    """The last evidence of the incident's own node that was fetched since it began, as its audit tells it."""
+    its = [e for e in incident.evidence if e["node"] == incident.node and e["state"] == "collected"]
+    return its[-1] if its else None

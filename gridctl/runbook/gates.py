@@ -65,21 +65,20 @@ def check_fresh(plan: Plan, now_unix_s: float, nodes: Mapping[str, Node]) -> Non
         raise Refused(
             "expired-plan",
             f"plan {plan.id} was made {plan.created_unix_s - now_unix_s:.0f} s from now: the clock was set"
-            f" back and its age is not known. Make a new one (`gridctl swap plan {plan.node}`)",
+            f" back and its age is not known. Make a new one (`{plan.command}`)",
         )
     if now_unix_s >= plan.expires_unix_s:
         raise Refused(
             "expired-plan",
             f"plan {plan.id} expired {now_unix_s - plan.expires_unix_s:.0f} s ago: make a new one"
-            f" (`gridctl swap plan {plan.node}`)",
+            f" (`{plan.command}`)",
         )
-    now = basis.of_nodes(plan.members, nodes)
+    now = basis.of_nodes(plan.members, nodes) if plan.members else basis.of_node(plan.node, nodes)
     before = {key: value for key, value in plan.relied_on.items() if key in now}
     if changed := basis.changes(before, now):
         raise Refused(
             "stale-plan",
-            f"since plan {plan.id} was made: {'; '.join(changed)}. Make a new one"
-            f" (`gridctl swap plan {plan.node}`)",
+            f"since plan {plan.id} was made: {'; '.join(changed)}. Make a new one (`{plan.command}`)",
         )
 
 
@@ -89,7 +88,7 @@ def check_silent(plan: Plan, nodes: Mapping[str, Node]) -> None:
         raise Refused(
             "stale-plan",
             f"{plan.node} answers again, and says itself what lives there: make a new plan without"
-            f" --assume-dead (`gridctl swap plan {plan.node}`)",
+            f" --assume-dead (`{plan.command}`)",
         )
 
 
@@ -112,7 +111,8 @@ def check_unsteered(holder: str, nodes: Iterable[Node]) -> None:
 def check_alone(node: str, job: str, runs: Iterable[Run]) -> None:
     """Raises `Refused` while another run touches the same node or job."""
     for run in runs:
-        if run.state in ("running", "interrupted", "held") and (run.node == node or run.job == job):
+        same = run.node == node or (job and run.job == job)
+        if same and run.state in ("running", "interrupted", "held"):
             what = f"node {node}" if run.node == node else f"job {job}"
             raise Refused(
                 "busy",
@@ -124,9 +124,9 @@ def check_alone(node: str, job: str, runs: Iterable[Run]) -> None:
 def check_nodes(plan: Plan, claims: Claims) -> None:
     """Raises `Refused` while an unended run uses a spare of this plan, or another of its nodes: an agent
     serves one run at a time."""
-    wanted = {plan.node, *(member.node for member in plan.members)}
+    wanted = {plan.node, *plan.nodes}
     for run, other in claims.runs.items():
-        taken = {other.node, *(member.node for member in other.members)}
+        taken = {other.node, *other.nodes}
         if not (both := sorted(wanted & taken)):
             continue
         spares = {move.target.session: move.target.node for move in other.moves}
@@ -134,7 +134,7 @@ def check_nodes(plan: Plan, claims: Claims) -> None:
         why = f"has {several(both)}, and a node serves one run at a time: wait for its end"
         if shared:
             why = (
-                f"has the spare on {shared[0]}: wait for its end, or make a new plan (`gridctl swap plan"
-                f" {plan.node}`), which takes another spare where there is one"
+                f"has the spare on {shared[0]}: wait for its end, or make a new plan (`{plan.command}`),"
+                " which takes another spare where there is one"
             )
-        raise Refused("busy", f"run {run} ({other.job} leaves {other.node}) {why}")
+        raise Refused("busy", f"run {run} ({other.purpose}) {why}")

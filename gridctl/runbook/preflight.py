@@ -24,8 +24,8 @@ def of_node(node: Node, job: str, policy: Policy) -> Iterator[Blocker]:
         why = node.error or "no answer yet"
         yield fatal(
             "node-unreachable",
-            f"{node.name} does not answer ({why}). Its state is unknown, which is not the same as failed: a"
-            " live hand-over needs it. Reach its agent (`gridctl doctor`), then plan again",
+            f"{node.name} does not answer ({why}). Its state is unknown, which is not the same as failed:"
+            " nothing is done with it. Reach its agent (`gridctl doctor`), then plan again",
         )
         return
     if status.wire != WIRE_VERSION:

@@ -48,7 +48,7 @@ def _moves_to(plan: Plan, spare: Spare) -> bool:
 
 
 def _of(what: str, plan: Plan) -> str:
-    return f"{what} ({plan.job} leaves {plan.node})"
+    return f"{what} ({plan.purpose})"
 
 
 def choose(

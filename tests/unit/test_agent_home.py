@@ -40,6 +40,8 @@ def test_a_small_configuration_is_enough(tmp_path: Path) -> None:
         ('node = "n1"', "listen"),
         ('node = "n1"\nlisten = "10.0.0.7"', "host:port"),
         ('node = "n1"\nlisten = "10.0.0.7:99999"', "host:port"),
+        ('node = "n1"\nlisten = "10.0.0.7:1"\nreset_gpu = ["nvidia-smi", "-r"]', "which GPU: write {uuid}"),
+        ('node = "n1"\nlisten = "10.0.0.7:1"\nreboot = "systemctl reboot"', "reboot"),
         ('node = "n1"\nlisten = "0.0.0.0:7443"', "names no address"),
         ('node = ""\nlisten = "h:1"', "node is empty"),
         (WHOLE + "gpus = 'eight'", "gpus"),

@@ -51,6 +51,17 @@ def test_a_lease_ends_by_itself_and_the_next_needs_a_higher_fence(tmp_path: Path
     assert may_act(lease, "b", 4)
 
 
+def test_a_holders_own_newer_fence_is_asked_for_first_and_another_holder_is_fenced(tmp_path: Path) -> None:
+    lease = Clock().lease(tmp_path / "lease")
+    ask(lease, "a", 3)
+    codes = []
+    for holder, fence in (("a", 4), ("b", 4), ("a", 2)):
+        with pytest.raises(Refused) as refused:
+            lease.check(holder, fence)
+        codes.append(refused.value.code)
+    assert codes == ["no-lease", "fenced", "fenced"]
+
+
 @pytest.mark.parametrize("text", ["{}", '{"fence": -9}', "[]", ""])
 def test_a_file_that_does_not_tell_the_fence_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "lease").write_text(text)

@@ -88,6 +88,7 @@ def test_every_refusal_has_an_exit_code_that_fits() -> None:
         "unknown-plan",
         "unknown-run",
         "unknown-incident",
+        "unknown-device",
         "unknown-party",
         "unknown-kind",
     }

@@ -1,6 +1,7 @@
 """What the controller makes of assessment: from journal, sentinel and poll to a choice in the incident."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from runbook_world import JOB, NOW, fleet, plan_for, rank, spare
 from runbook_world import report as session_report
 from test_assess_rates import BASE, finding
+from test_runbook_reset import plan as reset_plan
 
 from gridagent.wire import Blocker, StreamRecord
 from gridctl.assess.forecast import NodeHistory, forecast
@@ -109,6 +111,7 @@ def test_the_choice_stands_in_the_incident_once_and_again_only_when_it_changes(w
     told = [moment.what for moment in incident.timeline if "ought to be done" in moment.what]
     assert len(told) == 2
     shown = incident_page(incident).text(None, False)
+    assert "once nobody runs there: gridctl reset plan n2 --gpu 0" in shown
     assert "Alternatives, expected within 24 h" in shown
     assert "swap_in_window" in shown
     assert "the fault is there: row_remap_failure" in shown
@@ -129,6 +132,26 @@ def test_only_an_armed_site_acts_by_itself_and_no_further_than_its_caps(world: W
     held_back = world.assessor.weigh(incident)
     assert (held_back.action, held_back.automatic) == ("ask", False)
     assert "node n2: 0 hand-overs within 24 hours, the limit is 0" in held_back.why[0]
+
+
+@pytest.mark.usefixtures("_failed")
+def test_a_reset_leaves_no_node_and_counts_in_no_cap(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assessor_module, "time", time)  # that of the journal's records
+    (incident,) = world.ledger.incidents.all()
+    world.policy = Policy(auto=True)
+    made = reset_plan("gpu:1", waiver="it burns")
+    for plan in (made, plan_for(fleet())):
+        run = f"r-{plan.runbook}"
+        about = {"incident": incident.id, "run": run, "plan": plan.id, "node": plan.node, "job": plan.job}
+        plan = msgspec.structs.replace(plan, id=run, node="n2")
+        world.ledger.append("plan", {"incident": incident.id, "plan": msgspec.to_builtins(plan)})
+        world.ledger.append("run", {**about, "plan": run, "state": "running"})
+        automatic = world.assessor.weigh(incident).automatic
+        assert automatic == (plan.runbook == "reset"), "a hand-over counts"
+    shown = world.ledger.incident(incident.id)
+    assert "plan r-reset: gpu:1 is reset, without evidence: it burns" in [m.what for m in shown.timeline]
+    late = made.created_unix_s - 1e9
+    assert world.ledger.open_plan(incident.id, late) is None, "no rank leaves by a reset, and one was used"
 
 
 @pytest.mark.usefixtures("_failed")

@@ -10,12 +10,14 @@ from runbook_world import World, fleet, plan_for
 
 from gridagent.journal import Record, read
 from gridagent.wire import StreamRecord
+from gridctl.control.devicelog import DEVICES_MAX, DeviceLog
 from gridctl.control.ledger import Ledger
 from gridctl.control.sentinel import close_incident
 from gridctl.control.settings import load_fleet, load_policy
 from gridctl.control.steplog import KEPT, StepLog
 from gridctl.errors import ConfigError, GridctlError, Refused
 from gridctl.home import Home
+from gridctl.model.fleet import Sample
 from gridctl.model.policy import Policy
 from gridctl.runbook.events import Started
 
@@ -244,3 +246,23 @@ def test_a_home_follows_the_environment(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="too long for a Unix socket"):
         _ = Home.at(tmp_path / ("x" * 100)).socket
+
+
+def test_the_newest_sample_of_each_device_is_kept_and_a_node_cannot_fill_the_memory() -> None:
+    log = DeviceLog()
+
+    def tell(t_unix_s: float, device: object, values: object, kind: str = "sample") -> None:
+        v = {"device": device, "v": values}
+        log.feed(StreamRecord(seq=1, boot="b", t_unix_s=t_unix_s, node="n1", kind=kind, v=v))
+
+    tell(1.0, "gpu:0", {"lost": 0})
+    tell(2.0, "gpu:0", {"lost": 1})
+    tell(3.0, "gpu:0", {"lost": 2}, kind="log")
+    tell(3.0, ["gpu:0"], {})
+    tell(3.0, "gpu:1", None)
+    assert log.of("n1") == {"gpu:0": Sample(2.0, {"lost": 1})}
+    assert log.of("n2") == {}
+    for number in range(2 * DEVICES_MAX):
+        tell(4.0, f"x:{number}", {})
+    tell(5.0, "gpu:0", {"lost": 0})
+    assert (len(log.of("n1")), log.of("n1")["gpu:0"].t_unix_s) == (DEVICES_MAX, 5.0)

@@ -51,7 +51,7 @@ class Hold:
         if kind in ENDS_RUN:
             if entry.status.state == "done" and self.run == run:
                 self.run = ""
-        elif kind.startswith("handover."):
+        elif kind.startswith("handover.") or kind == "node.reset":
             self.run = run
             self._until_s = time.monotonic() + HOLD_S - age_s
 
@@ -64,7 +64,7 @@ class Hold:
             return
         if (
             request.run in self._over
-            and request.kind.startswith("handover.")
+            and (request.kind.startswith("handover.") or request.kind == "node.reset")
             and request.kind not in ENDS_RUN
         ):
             raise Refused("run-over", f"run {request.run} has let go of this node; make a new plan")

@@ -44,6 +44,11 @@ class CollectEvidence:
         self._launches, self._status = launches, status
         self._running = ""
 
+    @property
+    def running(self) -> str:
+        """The collection that runs now, or ""."""
+        return self._running
+
     def check(self, request: OpRequest) -> None:
         """Raises `Refused`: busy, disk-full, read-only, or an id that names no file."""
         arguments(request, _Collect)

@@ -13,6 +13,7 @@ and is asked again after pauses that grow, and a new child reads the other GPUs 
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
@@ -27,6 +28,7 @@ HUNG_MAX = 3
 CHILDREN_MAX = 8
 _ERRORS_CHARS_MAX = 400
 _SAID_MAX = 64
+_AWAY_POLL_S = 0.1
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +112,8 @@ class Gpus:
         self._identified = False  #: every GPU of this child has been
         self._relist_s = 0.0
         self._slow_floor_s = 0.0  #: before it, a GPU that is not recognised yet may have been read
+        self._wanted_away = 0  #: by so many
+        self._away = asyncio.Event()  #: no process of this source has a GPU open
 
     async def __aiter__(self) -> AsyncIterator[Reading]:
         try:
@@ -119,12 +123,38 @@ class Gpus:
         finally:
             self._drop_child()
 
+    @contextlib.asynccontextmanager
+    async def let_go(self, limit_s: float) -> AsyncIterator[None]:
+        """No process of this source has a GPU open within the block: what resets one wants that.
+
+        Raises `TimeoutError`, e.g. where a driver that hangs does not let a process end.
+        """
+        self._wanted_away += 1
+        try:
+            try:
+                await asyncio.wait_for(self._away.wait(), limit_s)
+            except TimeoutError:
+                raise TimeoutError(f"{self.NAME} has a GPU open, also after {limit_s:g} s") from None
+            yield
+        finally:
+            self._wanted_away -= 1
+
+    async def _stay_away(self) -> list[Reading]:
+        self._drop_child()
+        if self._children.reap() == 0:
+            self._away.set()
+        await asyncio.sleep(_AWAY_POLL_S)
+        return []
+
     def hanging(self) -> int:
         """Processes that were left behind and still exist."""
         return self._children.reap()
 
     async def _turn(self) -> list[Reading]:
         """One step: start a child, read one GPU, or wait for an event until the next interval."""
+        if self._wanted_away:
+            return await self._stay_away()
+        self._away.clear()
         child, now_s = self._child, _now_s()
         if child is None:
             return await self._start(now_s)

@@ -76,6 +76,10 @@ class Samples:
             about = self._about.setdefault(device, dict.fromkeys(_ABOUT, ""))
             about.update({name: text for name in _ABOUT if isinstance(text := v.get(name), str) and text})
 
+    def about(self, device: str) -> dict[str, str]:
+        """What was told of the GPU itself: its pci, uuid, serial and model, "" each where it was not."""
+        return dict.fromkeys(_ABOUT, "") | self._about.get(device, {})
+
     def families(self, node: str) -> list["Family"]:
         """One family a metric, in the order of names; those with DCGM's names last."""
         neutral: dict[str, Family] = {}

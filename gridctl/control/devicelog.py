@@ -1,0 +1,27 @@
+"""What every device has told of itself last, as the nodes' streams have it."""
+
+from gridagent.wire import StreamRecord
+from gridctl.model.fleet import Sample
+
+#: More devices than a node has are somebody's mistake.
+DEVICES_MAX = 1024
+
+
+class DeviceLog:
+    """Fed by the followers, read by plans and runs that reset a device."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, dict[str, Sample]] = {}  #: node -> device -> its newest sample
+
+    def feed(self, record: StreamRecord) -> None:
+        """Takes a `sample` record; any other is passed over."""
+        device, values = record.v.get("device"), record.v.get("v")
+        if record.kind != "sample" or not isinstance(device, str) or not isinstance(values, dict):
+            return
+        known = self._newest.setdefault(record.node, {})
+        if device in known or len(known) < DEVICES_MAX:
+            known[device] = Sample(record.t_unix_s, values)
+
+    def of(self, node: str) -> dict[str, Sample]:
+        """The devices of a node, each with its newest sample."""
+        return dict(self._newest.get(node, {}))
