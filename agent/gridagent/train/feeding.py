@@ -75,8 +75,8 @@ class Feeds:
         found = list(self.trouble)
         if self.strange:
             text = (
-                f"session.batches() reads something of the kind {self.strange} that is not registered, so a new process would"
-                " read something else: give Session and batches() the same loader, and change its batches"
+                f"session.batches() reads something of the kind {self.strange} that is not registered,"
+                " so a new process would read something else: give Session and batches() the same loader, and change its batches"
                 " within the loop or within the loader"
             )
             found.append(("unregistered-loader", text, True))

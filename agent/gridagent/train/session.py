@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from gridagent import wire
 from gridagent.names import job_flaw
@@ -38,7 +37,7 @@ from gridagent.train.errors import SessionError
 from gridagent.train.feeding import Feeds
 from gridagent.train.group import ForwardingGroup
 from gridagent.train.handover import Handovers
-from gridagent.train.state import CATEGORIES, RankState, StateError, digests, inventory_digest
+from gridagent.train.state import CATEGORIES, RankState, StateError, digests, inventory_digest, replicas
 
 _log = logging.getLogger("gridagent.train")
 _DRAIN_S = 5.0
@@ -65,7 +64,7 @@ class Session:
         for name, value in objects.items():
             if value is not None:
                 self.state.register(name, value)
-        self._ddp = [m for m in objects.values() if isinstance(m, nn.parallel.DistributedDataParallel)]
+        self._ddp = replicas(self.state)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.job = os.environ.get("GRIDAGENT_JOB", "job")
@@ -347,6 +346,9 @@ class Session:
                 for code, text, fatal in [*self.state.blockers(), *self.feeds.blockers()]
                 if not (self.attempts.void and code == "gradient-at-boundary")  # of the step that is void
             ]
+            if strange := CONTEXT.registry.strangers():
+                text = f"{strange}: a spare cannot join it. Make it with the backend grid, or with none named"
+                blockers.append(wire.Blocker(code="foreign-group", text=text, fatal=True))
             if self.attempts.void and (why := objection(self)):
                 blockers.append(wire.Blocker(code="state-lost", text=why, fatal=True))
             entries = self.state.inventory(loaders=self.is_owner)

@@ -7,6 +7,7 @@ Categories: parameters, optimizer, buffers, rng, other (scheduler, scaler, loade
 A digest is SHA-256 over "name dtype shape sha256(bytes)" of a category's entries, in order of name.
 """
 
+import gc
 import hashlib
 import random
 import sys
@@ -56,9 +57,14 @@ class Entry:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor; any other tensor as it is. Detached, sharing memory."""
+    """This rank's shard of a DTensor; any other tensor as it is. Detached, sharing memory.
+
+    Raises `StateError` for a sparse one.
+    """
     inner = getattr(tensor, "_local_tensor", tensor)
     result: Tensor = inner.detach()
+    if result.layout != torch.strided:
+        raise StateError(f"a tensor of the kind {result.layout} is part of it, which cannot be moved")
     return result
 
 
@@ -68,6 +74,21 @@ def unwrap(module: nn.Module) -> nn.Module:
         inner: nn.Module = module.module
         return inner
     return module
+
+
+def replicas(state: "RankState") -> list[nn.parallel.DistributedDataParallel]:
+    """Every DistributedDataParallel of this process, also one around a registered module, in a fixed order.
+
+    Whoever holds it may have given us the module inside; so all objects are looked through, once.
+    """
+    places = {
+        id(parameter): place
+        for place, parameter in enumerate(p for m in state.modules.values() for p in m.parameters())
+    }
+    found = [its for its in gc.get_objects() if issubclass(type(its), nn.parallel.DistributedDataParallel)]
+    return sorted(
+        found, key=lambda m: min((places.get(id(p), len(places)) for p in m.parameters()), default=0)
+    )
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
