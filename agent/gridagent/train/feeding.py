@@ -76,8 +76,8 @@ class Feeds:
         if self.strange:
             text = (
                 f"session.batches() reads something of the kind {self.strange} that is not registered,"
-                " so a new process would read something else: give Session and batches() the same loader, and change its batches"
-                " within the loop or within the loader"
+                " so a new process would read something else: give Session and batches() the same loader, and"
+                " change its batches within the loop or within the loader"
             )
             found.append(("unregistered-loader", text, True))
         for name, loader in self._state.loaders.items():
