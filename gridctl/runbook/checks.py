@@ -87,7 +87,7 @@ def _warm(context: Context) -> Problem | None:
             return Problem("not-possible", f"the spare on {move.target.node}: {fatal[0].text}")
         if differ := _script(context.plan, report, move.target.node):
             return Problem("not-possible", differ)
-        if differ := _numerics(context.plan, report):
+        if differ := _numerics(context.plan, report) or _rehearsed(report):
             return Problem(
                 "not-possible",
                 f"the spare on {move.target.node} would not go on bit-identically as the plan says: {differ}",
@@ -124,6 +124,11 @@ def _numerics(plan: Plan, report: SessionReport) -> str:
         if f"{key.rpartition(' ')[2]}-differs" not in said
         for line in changes({key: value}, here)
     )
+
+
+def _rehearsed(report: SessionReport) -> str:
+    """What only a spare can try, once it is warm: that its loaders, opened anew, go on alike."""
+    return "; ".join(blocker.text for blocker in report.blockers if blocker.code == "loader-reopened")
 
 
 def _all_training(context: Context) -> Problem | None:

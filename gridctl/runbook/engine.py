@@ -348,8 +348,11 @@ def _turn_back(state: RunState, code: str, text: str, end: str) -> Advance:
 def _undo_next(state: RunState) -> Advance:
     progress = state.progress
     for name in reversed(progress.started):
-        if name in progress.undone or name in progress.leftover or not _step(state.plan, name).inverse:
+        inverse = _step(state.plan, name).inverse
+        if name in progress.undone or name in progress.leftover or not inverse:
             continue
+        if any(call.undoes and call.undoes[0] in progress.leftover for call in inverse):
+            continue  # whether there is anything to be undone is not known yet
         state = _put(_fresh(state, name), stage="undo")
         state, effects = _record_step(state, "undoing", attempt=progress.attempt)
         sends = [Send(op, call) for op, call in operations(state, name).items()]

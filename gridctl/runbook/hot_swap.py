@@ -66,6 +66,7 @@ def build(
     blockers = list(selection.blockers)
     for move, report, launch, spare in zip(moves, reports, launches, selection.spares, strict=True):
         blockers += preflight.of_reports(report, spare.facts, move.target.node)
+        blockers += preflight.of_launch(report, launch)
         blockers += preflight.of_environment(report, launch, spare)
     refuse_if_fatal(blockers)
     relied_on = basis.of_nodes(selection.members, nodes)

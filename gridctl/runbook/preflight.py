@@ -168,6 +168,18 @@ def of_reports(source: SessionReport, facts: Mapping[str, str], spare_node: str)
             )
 
 
+def of_launch(source: SessionReport, launch: LaunchSpec) -> Iterator[Blocker]:
+    """That a spare cannot run the rank's command line."""
+    if launch.argv and not launch.words():
+        started = " ".join(launch.argv[:2])
+        yield fatal(
+            "command-line",
+            f"rank {source.rank} was started by {ascii(started)[1:-1][:COMMAND_CHARS_MAX]} ...: a spare can"
+            " run `python SCRIPT ...` or `python -m MODULE ...`, with no option of the interpreter but -u, -B"
+            " and -q",
+        )
+
+
 def of_environment(source: SessionReport, launch: LaunchSpec, spare: Spare) -> Iterator[Blocker]:
     """The variables that the script would find otherwise at the spare. `source` tells of the job's process,
     `launch` has what goes along."""
@@ -207,6 +219,7 @@ def _agent_code(source: SessionReport, there: str, spare_node: str) -> Iterator[
 
 
 ENV_NAME_CHARS_MAX = 64
+COMMAND_CHARS_MAX = 120
 
 
 def pause_s(state_bytes: int, rates: Rates) -> tuple[float, str]:

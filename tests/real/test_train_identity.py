@@ -6,6 +6,7 @@ from fleet import Job, TrainingFleet, assert_same
 KINDS = [
     Job("ddp"),
     Job("ddp", ("torchdata",)),
+    Job("ddp", ("wrapped",)),
     Job("fsdp"),
     Job("ema"),
     Job("accumulate"),

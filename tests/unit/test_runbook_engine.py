@@ -72,6 +72,15 @@ def test_a_spare_that_somebody_else_has_is_left_alone_and_no_other_is_parked_in_
     assert undone == ["r1.specialise.undo1.0", "r1.reserve.undo1.0"]
 
 
+def test_while_nobody_knows_whether_a_spare_was_taken_no_other_is_parked_in_its_place() -> None:
+    world = World(PLAN, {"r1.specialise.0": "silent", "r1.specialise.undo1.0": "refuse"})
+    world.drive(Started("ann"))
+    assert world.progress().state == "held"
+    assert not [op for op in world.effects if op.startswith("r1.reserve.undo")]
+    assert world.to_the_end() == "aborted"
+    assert not [op for op in world.effects if op.startswith("r1.reserve.undo")], "it was never taken"
+
+
 def test_in_the_place_of_a_spare_that_has_died_in_the_run_another_is_parked() -> None:
     world = World(PLAN, {"r1.join.0": "fail", "r1.specialise.undo1.0": "gone"})
     world.drive(START)

@@ -1,11 +1,14 @@
 """What a batch holds, so that a change in place is seen: a batch of a void step is given out once more."""
 
+import hashlib
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 from torch import Tensor
+
+from gridagent.train.packing import memory_of
 
 #: Values that nothing changes in place.
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), range, slice, type)
@@ -24,7 +27,12 @@ def marks(batch: Any) -> list[Mark]:
     Tensors are judged by identity and version (a write through `.data` is not seen), numpy arrays by content,
     objects by their attributes. Raises `Opaque` where something of another kind is in the batch.
     """
-    return list(_marks(batch, 0))
+    return list(_marks(batch, 0, _where))
+
+
+def contents(batch: Any) -> list[Mark]:
+    """Equal for batches that hold the same. Raises `Opaque` as `marks` does."""
+    return list(_marks(batch, 0, _what))
 
 
 def places(found: list[Mark]) -> set[int]:
@@ -32,23 +40,30 @@ def places(found: list[Mark]) -> set[int]:
     return {mark[1] for mark in found if len(mark) == 3 and mark[0] == "tensor" and mark[1]}
 
 
-def _marks(value: Any, depth: int) -> Iterator[Mark]:
+def _where(tensor: Tensor) -> Mark:
+    return ("tensor", tensor.data_ptr(), tensor._version)
+
+
+def _what(tensor: Tensor) -> Mark:
+    data = memory_of(tensor.detach().cpu().contiguous())
+    return ("tensor", str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(data).digest())
+
+
+def _marks(value: Any, depth: int, of_tensor: Callable[[Tensor], Mark]) -> Iterator[Mark]:
     if depth > _DEPTH_MAX:
         raise Opaque("a nest too deep, or one that holds itself")
-    own = _own(value)
+    own = of_tensor(value) if isinstance(value, Tensor) else _own(value)
     if own is not None:
         yield own
         return
     head, items = _inside(value)
     yield head
     for item in items:
-        yield from _marks(item, depth + 1)
+        yield from _marks(item, depth + 1, of_tensor)
 
 
 def _own(value: Any) -> Mark | None:
     """The mark of a value without others inside."""
-    if isinstance(value, Tensor):
-        return ("tensor", value.data_ptr(), value._version)
     if isinstance(value, _PLAIN):
         return (value,)
     if isinstance(value, bytearray):

@@ -439,7 +439,7 @@ class Driver:
         session = self._session
         assert self._member is not None
         try:
-            report = receive_state(self._channel(), session.state, session.reopen_loaders)
+            report = receive_state(self._channel(), session.state, session.feeds.reopen)
             session.take_over(self._member.boundary)
         except TransferError as error:
             self._drop_transfer(tuple(error.found))

@@ -51,7 +51,7 @@ def unfit(session: "Session") -> str:
         return "there is no agent here"
     if session.world_size < 2:
         return "there is only one rank"
-    if not session.feeds:
+    if not session.feeds.used:
         return "no batch comes through session.batches(): a repeated step would get another one"
     if sharded := _sharded(session.state):
         return f"{sharded} is sharded: only replicas can stand in for each other"

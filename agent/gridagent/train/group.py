@@ -301,6 +301,12 @@ class GroupRegistry:
         """One "name:rank,rank" for each group; equal on a source and its target."""
         return [f"{group.group_name}:{','.join(map(str, group.ranks))}" for group in self.groups()]
 
+    def strangers(self) -> str:
+        """A group of this process that is none of ours, in words; "" if there is none."""
+        groups = dist.distributed_c10d._world.pg_map
+        names = [group.name() for group in groups if not isinstance(group, ForwardingGroup)]
+        return f"a process group of the backend {names[0]}" if names else ""
+
     def in_flight(self) -> int:
         return sum(group.in_flight() for group in self.groups())
 

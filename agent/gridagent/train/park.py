@@ -90,7 +90,7 @@ def _become(order: wire.Specialise) -> int:
     install_rendezvous(launch.world_size, launch.rank)
     try:
         os.chdir(launch.cwd)
-        _run(launch.argv)
+        _run(launch)
     except SystemExit as error:
         CONTEXT.failed = f"it exited with {error.code}"
         CONTEXT.warm.set()
@@ -108,16 +108,16 @@ def _become(order: wire.Specialise) -> int:
     return 0
 
 
-def _run(argv: list[str]) -> None:
+def _run(launch: wire.LaunchSpec) -> None:
     """Runs `python [-m] script args` in this process, as `__main__`."""
-    words = argv[1:]
+    words = launch.words()
     if words[:1] == ["-m"]:
         sys.argv = [words[1], *words[2:]]
         sys.path.insert(0, os.getcwd())
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         return
-    if not words or words[0].startswith("-"):
-        raise LinkError(f"a spare can run `python SCRIPT ...` or `python -m MODULE ...`, not {argv!r}")
+    if not words:
+        raise LinkError(f"a spare can run `python SCRIPT ...` or `python -m MODULE ...`, not {launch.argv!r}")
     sys.argv = words
     sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
     runpy.run_path(words[0], run_name="__main__")

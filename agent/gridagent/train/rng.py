@@ -5,6 +5,7 @@ which a rank's state moves.
 """
 
 import ctypes
+import os
 import random
 import sys
 from dataclasses import dataclass
@@ -98,6 +99,21 @@ class Rng:
             key = numpy.frombuffer(told.numpy[1], dtype=numpy.uint32).copy()
             numpy_state = (told.numpy[0], key, *told.numpy[2:])
         return cls({}, tensors, told.python, numpy_state)
+
+
+def scramble(generators: dict[str, torch.Generator]) -> None:
+    """Sets every random state of the process, and of these generators, to what nobody can foretell."""
+    torch.manual_seed(_seed())
+    random.seed(_seed())
+    for generator in generators.values():
+        generator.manual_seed(_seed())
+    if (numpy := sys.modules.get("numpy")) is not None:
+        _numpy_seen.clear()
+        numpy.random.seed(_seed() % (1 << 32))
+
+
+def _seed() -> int:
+    return int.from_bytes(os.urandom(7))
 
 
 #: The bytes of numpy's generator, and its whole state, as they were last.

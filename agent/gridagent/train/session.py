@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from gridagent import wire
 from gridagent.names import job_flaw
@@ -35,9 +34,10 @@ from gridagent.train.attempt import Attempts
 from gridagent.train.context import CONTEXT
 from gridagent.train.deputy import objection
 from gridagent.train.errors import SessionError
+from gridagent.train.feeding import Feeds
 from gridagent.train.group import ForwardingGroup
 from gridagent.train.handover import Handovers
-from gridagent.train.state import CATEGORIES, RankState, StateError, digests, inventory_digest
+from gridagent.train.state import CATEGORIES, RankState, StateError, digests, inventory_digest, replicas
 
 _log = logging.getLogger("gridagent.train")
 _DRAIN_S = 5.0
@@ -64,7 +64,7 @@ class Session:
         for name, value in objects.items():
             if value is not None:
                 self.state.register(name, value)
-        self._ddp = [m for m in objects.values() if isinstance(m, nn.parallel.DistributedDataParallel)]
+        self._ddp = replicas(self.state)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.job = os.environ.get("GRIDAGENT_JOB", "job")
@@ -77,8 +77,7 @@ class Session:
         self._warmup_left = spare.warmup_steps if spare else 0
         self._warming_up = spare is not None
         self._callbacks: list[Callable[[], None]] = []
-        self._reopened: Iterator[Any] | None = None
-        self.feeds = False  #: the script takes batches from a loader
+        self.feeds = Feeds(self.state)  #: what the script reads through `batches`
         self._taken = 0  #: batches since the last step ended
         self._step_s: deque[float] = deque(maxlen=64)
         self._last_s = time.perf_counter()
@@ -127,24 +126,22 @@ class Session:
 
         Gives the batches of a void step out once more.
         """
-        self.feeds = True
-        taken = self.takeovers
-        iterator = iter(loader)
-        while True:
-            if taken != self.takeovers:
-                taken = self.takeovers
-                iterator, self._reopened = self._reopened or iter(loader), None
-            if again := self.attempts.again(loader):
-                (batch,) = again
-            else:
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    return
-            self.attempts.fetched(loader, batch)
-            if not self.attempts.used:
-                self.micro, self._taken = self._taken, self._taken + 1
-            yield batch
+        feed = self.feeds.open(loader)
+        try:
+            while True:
+                if again := self.attempts.again(loader):
+                    (batch,) = again
+                else:
+                    try:
+                        batch = feed.next()
+                    except StopIteration:
+                        return
+                self.attempts.fetched(loader, batch)
+                if not self.attempts.used:
+                    self.micro, self._taken = self._taken, self._taken + 1
+                yield batch
+        finally:
+            self.feeds.close(feed)
 
     def end_step(self, loss: Any = None, grad_norm: Any = None) -> None:
         """The boundary after one optimizer step. Call it on every rank, with gradients zeroed.
@@ -281,16 +278,20 @@ class Session:
 
     def _warm_up(self) -> None:
         self._warmup_left -= 1
-        if self._warmup_left > 0 or (self._buckets_missing() and self._warmup_left > -_WARMUP_MORE):
+        if self._warmup_left > 0 or (self._warmup_left > -_WARMUP_MORE and not self._warmed_up()):
             return
         self._warming_up = False
         self.state.poison()
         CONTEXT.warm.set()
         self.obey()  # returns when this process has taken its rank, else the process ends
 
-    def _buckets_missing(self) -> bool:
-        """Does DDP not tell its rebuilt buckets yet? With a static graph that takes a step more."""
-        return CONTEXT.spare is not None and self.buckets() != CONTEXT.spare.buckets
+    def _warmed_up(self) -> bool:
+        """Does DDP tell its rebuilt buckets, and do all loaders tell how they are opened anew?
+
+        With a static graph the one takes a step more, at a loader's end the other.
+        """
+        rebuilt = CONTEXT.spare is None or self.buckets() == CONTEXT.spare.buckets
+        return rebuilt and self.feeds.rehearse()
 
     def take_over(self, step: int) -> None:
         """Everything of the rank is in place: from here on this process is the rank."""
@@ -314,11 +315,6 @@ class Session:
             callback()
         except Exception:
             _log.exception("a take-over callback of rank %s failed; training goes on without it", self.rank)
-
-    def reopen_loaders(self) -> None:
-        """Makes the iterator that `batches` continues with; before RNG is restored, for it may draw."""
-        loader = next(iter(self.state.loaders.values()), None)
-        self._reopened = iter(loader) if loader is not None else None
 
     # ----------------------------------------------------------------------- what it says of itself
 
@@ -347,15 +343,12 @@ class Session:
         try:
             blockers += [
                 wire.Blocker(code=code, text=text, fatal=fatal)
-                for code, text, fatal in self.state.blockers()
+                for code, text, fatal in [*self.state.blockers(), *self.feeds.blockers()]
                 if not (self.attempts.void and code == "gradient-at-boundary")  # of the step that is void
             ]
-            if self.feeds and not self.state.loaders:
-                text = (
-                    "the loader given to session.batches() is not registered: Session(loader=...), else a new"
-                )
-                text += " process would begin its data anew"
-                blockers.append(wire.Blocker(code="unregistered-loader", text=text, fatal=True))
+            if strange := CONTEXT.registry.strangers():
+                text = f"{strange}: a spare cannot join it. Make it with the backend grid, or with none named"
+                blockers.append(wire.Blocker(code="foreign-group", text=text, fatal=True))
             if self.attempts.void and (why := objection(self)):
                 blockers.append(wire.Blocker(code="state-lost", text=why, fatal=True))
             entries = self.state.inventory(loaders=self.is_owner)

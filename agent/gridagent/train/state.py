@@ -7,8 +7,8 @@ Categories: parameters, optimizer, buffers, rng, other (scheduler, scaler, loade
 A digest is SHA-256 over "name dtype shape sha256(bytes)" of a category's entries, in order of name.
 """
 
+import gc
 import hashlib
-import os
 import random
 import sys
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from gridagent.train.attributes import Attributes, has_extra_state
 from gridagent.train.packing import PackError, memory_of, pack, unpack
-from gridagent.train.rng import Rng
+from gridagent.train.rng import Rng, scramble
 
 _STRAYED = (
     "changed since the Session was made, which does not move with the rank: make it before, or keep it in a"
@@ -57,9 +57,14 @@ class Entry:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor; any other tensor as it is. Detached, sharing memory."""
+    """This rank's shard of a DTensor; any other tensor as it is. Detached, sharing memory.
+
+    Raises `StateError` for a sparse one.
+    """
     inner = getattr(tensor, "_local_tensor", tensor)
     result: Tensor = inner.detach()
+    if result.layout != torch.strided:
+        raise StateError(f"a tensor of the kind {result.layout} is part of it, which cannot be moved")
     return result
 
 
@@ -69,6 +74,21 @@ def unwrap(module: nn.Module) -> nn.Module:
         inner: nn.Module = module.module
         return inner
     return module
+
+
+def replicas(state: "RankState") -> list[nn.parallel.DistributedDataParallel]:
+    """Every DistributedDataParallel of this process, also one around a registered module, in a fixed order.
+
+    Whoever holds it may have given us the module inside; so all objects are looked through, once.
+    """
+    places = {
+        id(parameter): place
+        for place, parameter in enumerate(p for m in state.modules.values() for p in m.parameters())
+    }
+    found = [its for its in gc.get_objects() if issubclass(type(its), nn.parallel.DistributedDataParallel)]
+    return sorted(
+        found, key=lambda m: min((places.get(id(p), len(places)) for p in m.parameters()), default=0)
+    )
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
@@ -191,8 +211,7 @@ class RankState:
                     entry.data.fill_(float("nan"))
                 elif entry.data.dtype != torch.bool:
                     entry.data.fill_(77)
-        torch.manual_seed(int.from_bytes(os.urandom(7)))
-        random.seed(os.urandom(16))
+        scramble(self.generators)
 
     def apply(self, received: dict[str, Entry]) -> None:
         """Puts received parts that did not land in place where they belong; RNG states go in last.
@@ -202,11 +221,11 @@ class RankState:
         try:
             for name, module in self.modules.items():
                 _apply_extra_state(name, unwrap(module), received)
-                self.attributes[name].put(_received_tree(f"{name}#attributes", received))
+                self.attributes[name].put(received_tree(f"{name}#attributes", received))
             for name, optimizer in self.optimizers.items():
                 _apply_optimizer(name, optimizer, received)
             for name, tree in {**self.trees, **self.loaders}.items():
-                value = _received_tree(name, received)
+                value = received_tree(name, received)
                 if isinstance(tree, dict):
                     tree.clear()
                     tree.update(value)
@@ -222,9 +241,9 @@ class RankState:
             if torch.cuda.is_available():
                 for i in range(torch.cuda.device_count()):
                     torch.cuda.set_rng_state(_tensor(received[f"rng/cuda:{i}"]), i)
-            random.setstate(_received_tree("rng/python", received))
+            random.setstate(received_tree("rng/python", received))
             if (numpy := sys.modules.get("numpy")) is not None and "rng/numpy" in received:
-                numpy.random.set_state(_received_tree("rng/numpy", received))
+                numpy.random.set_state(received_tree("rng/numpy", received))
             for name, generator in self.generators.items():
                 generator.set_state(_tensor(received[f"rng/{name}"]))
         except (PackError, KeyError, RuntimeError, ValueError, TypeError) as error:
@@ -262,7 +281,7 @@ def with_extra_state(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
 
 def _apply_extra_state(name: str, module: nn.Module, received: dict[str, Entry]) -> None:
     for path, child in with_extra_state(module):
-        child.set_extra_state(_received_tree(f"{name}/{path}#extra", received))
+        child.set_extra_state(received_tree(f"{name}/{path}#extra", received))
 
 
 def _loose_tensors(name: str, module: nn.Module) -> list[str]:
@@ -297,7 +316,8 @@ def tree_entries(name: str, category: str, tree: Any) -> list[Entry]:
     return entries
 
 
-def _received_tree(name: str, received: dict[str, Entry]) -> Any:
+def received_tree(name: str, received: dict[str, Entry]) -> Any:
+    """What `tree_entries` made parts of. Raises `StateError`, `PackError`."""
     data = received[name].data
     if isinstance(data, Tensor):
         raise StateError(f"{name} should be packed")
@@ -345,7 +365,7 @@ def _optimizer_entries(name: str, optimizer: torch.optim.Optimizer) -> list[Entr
 
 
 def _apply_optimizer(name: str, optimizer: torch.optim.Optimizer, received: dict[str, Entry]) -> None:
-    scalars = _received_tree(f"{name}#scalars", received)
+    scalars = received_tree(f"{name}#scalars", received)
     for index, parameter in enumerate(_indexed(optimizer)):
         wanted = scalars["state"].get(index, {})
         state = optimizer.state[parameter] if wanted or parameter in optimizer.state else {}

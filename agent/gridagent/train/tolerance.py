@@ -32,8 +32,11 @@ _INSIDE = ("/torch/nn/parallel/", "/torch/autograd/", "/torch/nn/modules/_functi
 _OURS = ("/gridagent/train/group.py", "/gridagent/train/tolerance.py")
 
 
-class StepAborted(Exception):
-    """The step that runs is void, because a peer is gone; it will be repeated. Let it pass."""
+class StepAborted(BaseException):
+    """The step that runs is void, because a peer is gone; it will be repeated. Let it pass.
+
+    No `Exception`: a script that goes on after those would train on in the middle of a void step.
+    """
 
 
 class Tolerance:

@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from gridagent.train import CONTEXT, Session
 
-WORDS = ("attempt", "regroup", "torchdata", "loose")
+WORDS = ("attempt", "regroup", "torchdata", "wrapped", "loose")
 
 
 def is_option(word: str) -> bool:

@@ -398,7 +398,7 @@ def main() -> None:
     rank = dist.get_rank()
     arguments = [word for word in record.MORE if not faults.is_option(word)]
     training = KINDS[arguments[0]](*arguments[1:])
-    loader: Any = data.torchdata_loader(rank) if "torchdata" in record.MORE else data.Loader(rank)
+    loader: Any = data.loader(rank, record.MORE)
     forward = training.forward or (lambda batch: training.model(batch).square().mean())
     apply = training.apply or training.optimizer.step
     registered = None if "loose" in record.MORE else loader
