@@ -142,10 +142,10 @@ def _pairs(value: Mapping[Any, Any], tensors: list[torch.Tensor], path: str) -> 
 
 def _of_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What a tensor is beside its values, if anything: type, is it a leaf that needs gradients, device."""
-    kind, grad, device = type(tensor), tensor.requires_grad and tensor.is_leaf, tensor.device.type
-    if kind is torch.Tensor and not grad and device == "cpu":
+    kind, grad = type(tensor), tensor.requires_grad and tensor.is_leaf
+    if kind is torch.Tensor and not grad and tensor.is_cpu:
         return ()
-    return "" if kind is torch.Tensor else _name(kind), grad, device
+    return "" if kind is torch.Tensor else _name(kind), grad, tensor.device.type
 
 
 def _array_to_plain(value: Any, path: str) -> list[Any]:
