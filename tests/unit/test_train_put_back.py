@@ -220,6 +220,19 @@ def test_a_tensor_of_inference_mode(inference: bool) -> None:
     assert mean.tolist() == [1, 1]
 
 
+def test_what_stands_at_two_places_is_parted_only_where_it_must_be() -> None:
+    tensor, items, array = torch.zeros(2), [0], np.zeros(2)
+    target = {"a": [tensor, items, array], "b": [tensor, items, array]}
+    other: dict[str, Any] = {"a": [torch.ones(2), [1], np.ones(2)], "b": [torch.zeros(2), [2], np.zeros(2)]}
+    fill(target, other)
+    assert same(target, other)
+    assert all(now is alias for now, alias in zip(target["a"], [tensor, items, array], strict=True))
+    target = {"a": [tensor, items, array], "b": [tensor, items, array]}
+    fill(target, {"a": other["b"], "b": other["b"]})
+    assert same(target["a"], other["b"])
+    assert all(one is two for one, two in zip(target["a"], target["b"], strict=True))
+
+
 def test_more_than_the_target_has_is_made_as_the_script_makes_it() -> None:
     """A history that has grown, and a nested defaultdict with keys that the warm-up never saw."""
 
@@ -310,6 +323,23 @@ def test_a_transfer_fills_what_the_script_holds() -> None:
     assert own["phase"] is Phase.MAIN
     assert own["pair"].y == 2
     counts["b"] += 1
+
+
+@pytest.mark.parametrize("followed", [True, False], ids=["names-the-parameter", "a-copy-of-before"])
+def test_a_parameter_in_a_dict_is_not_written_over(followed: bool) -> None:
+    def rank(value: float) -> tuple[nn.Linear, dict[str, Any]]:
+        model = nn.Linear(2, 2)
+        nn.init.constant_(model.weight, value)
+        return model, {"best": model.weight.detach()}
+
+    (model, own), (other, its) = rank(0.0), rank(1.0)
+    if not followed:
+        its["best"] = torch.full((2, 2), 0.5)
+    expected = its["best"].clone()
+    move(registered(model=other, own=its), registered(model=model, own=own))
+    assert model.weight.tolist() == [[1, 1], [1, 1]]
+    assert torch.equal(own["best"], expected)
+    assert (own["best"].data_ptr() == model.weight.data_ptr()) == followed
 
 
 def test_a_restore_without_the_counterpart_fails() -> None:

@@ -63,15 +63,23 @@ def unpack(data: bytes, tensors: list[torch.Tensor]) -> Any:
 
 
 def put_back(
-    data: bytes, tensors: list[torch.Tensor], target: dict[Any, Any], path: str, *, fill: bool
+    data: bytes,
+    tensors: list[torch.Tensor],
+    target: dict[Any, Any],
+    path: str,
+    *,
+    fill: bool,
+    landed: frozenset[int] = frozenset(),
 ) -> None:
     """Makes `target`, and what it holds, what was packed: objects that fit stay the same and get the values.
 
     So whoever holds a dict, list, tensor or array of the tree sees them. `fill`: copy tensors into those of
     the target; otherwise `tensors` themselves are put there, unless the target's have their memory anyway.
+    `landed`: addresses of storages that have their values already (parameters) and are not written to.
     Raises `PackError` where the target has no object or type that it takes.
     """
-    if _read(data, _Reader(tensors, strict=True, fill=fill), target, path) is not target:
+    reader = _Reader(tensors, strict=True, fill=fill, landed=landed)
+    if _read(data, reader, target, path) is not target:
         raise PackError(f"{path}: it is no {type(target).__name__} where the state comes from")
 
 
@@ -166,10 +174,19 @@ def _array_to_plain(value: Any, path: str) -> list[Any]:
 class _Reader:
     """Makes values of what `_to_plain` gave. `own` is always what the receiver has at that place, or None."""
 
-    def __init__(self, tensors: list[torch.Tensor], *, strict: bool = False, fill: bool = False) -> None:
+    def __init__(
+        self,
+        tensors: list[torch.Tensor],
+        *,
+        strict: bool = False,
+        fill: bool = False,
+        landed: frozenset[int] = frozenset(),
+    ) -> None:
         self._tensors = tensors
         self._strict = strict
         self._fill = fill
+        self._landed = landed
+        self._taken: dict[int, tuple[Any, Any]] = {}  #: by id: what was filled, and with what
 
     def read(self, told: Any, own: Any, path: str) -> Any:
         if not isinstance(told, list):
@@ -197,13 +214,18 @@ class _Reader:
         raise ValueError(f"unknown kind {kind!r}")
 
     def _list(self, told: list[Any], name: str, own: Any, path: str) -> Any:
-        fits = _fits(own, name, list)
+        fits = _fits(own, name, list) and self._free(own, told)
         olds = own if fits else []
         items = [self.read(item, _at(olds, i), f"{path}[{i}]") for i, item in enumerate(told)]
         if fits:
             own[:] = items
             return own
         return self._unknown(items, name, path) if name else items
+
+    def _free(self, own: Any, told: Any) -> bool:
+        """Not if it stands at another place as well, which has got other values: it cannot have both."""
+        before = self._taken.setdefault(id(own), (own, told))[1]
+        return before is told or (isinstance(told, list) and before == told)
 
     def _tuple(self, told: list[Any], name: str, own: Any, path: str) -> Any:
         olds = own if _fits(own, name, tuple) else ()
@@ -213,7 +235,7 @@ class _Reader:
         return self._typed(tuple(items), name, own, path) if name else tuple(items)
 
     def _dict(self, told: list[Any], name: str, own: Any, path: str) -> Any:
-        fits = _fits(own, name, dict) and isinstance(own, MutableMapping)
+        fits = _fits(own, name, dict) and isinstance(own, MutableMapping) and self._free(own, told)
         made = {}
         for told_key, item in told:
             key = self.read(told_key, None, path)
@@ -230,18 +252,11 @@ class _Reader:
     def _tensor(self, index: int, more: list[Any], own: Any, path: str) -> torch.Tensor:
         given = self._tensors[index]
         name, grad, device = more or ("", False, "cpu")
-        if _fits(own, name, torch.Tensor) and (own.is_leaf or not grad):
-            inner = getattr(own, "_local_tensor", own)  # a DTensor's
-            alike = (inner.shape, inner.dtype, inner.device.type) == (given.shape, given.dtype, device)
-            ours = alike and (inner.data_ptr(), inner.stride()) == (given.data_ptr(), given.stride())
-            if alike and (ours or self._fill):
-                with torch.inference_mode(inner.is_inference()), torch.no_grad():
-                    if not ours:
-                        inner.copy_(given)
-                    if own.is_leaf and own.requires_grad != grad:
-                        own.requires_grad_(grad)
-                result: torch.Tensor = own
-                return result
+        if _fits(own, name, torch.Tensor) and (own.is_leaf or not grad) and self._filled(own, given, device):
+            if own.is_leaf and own.requires_grad != grad:
+                own.requires_grad_(grad)
+            result: torch.Tensor = own
+            return result
         if not more:
             return given
         made = given.detach().to(device)
@@ -250,13 +265,28 @@ class _Reader:
         made.requires_grad_(grad)
         return self._unknown(made, name, path) if name else made
 
+    def _filled(self, own: torch.Tensor, given: torch.Tensor, device: str) -> bool:
+        """Has a tensor of the receiver the value now? Not if it is unlike, or what must not be written to."""
+        inner = getattr(own, "_local_tensor", own)  # a DTensor's
+        if (inner.shape, inner.dtype, inner.device.type) != (given.shape, given.dtype, device):
+            return False
+        if (inner.data_ptr(), inner.stride()) == (given.data_ptr(), given.stride()):
+            return True
+        if not self._fill:
+            return False
+        if not self._free(own, given) or inner.untyped_storage().data_ptr() in self._landed:
+            return torch.equal(inner, given.to(inner.device))
+        with torch.inference_mode(inner.is_inference()), torch.no_grad():
+            inner.copy_(given)
+        return True
+
     def _array(self, told: list[Any], own: Any, path: str) -> Any:
         import numpy
 
         name = told[4] if len(told) > 4 else ""
         array = numpy.frombuffer(told[3], dtype=told[1]).reshape(told[2])
         fits = _fits(own, name, numpy.ndarray) and (own.dtype, own.shape) == (array.dtype, array.shape)
-        if fits and own.flags.writeable:
+        if fits and own.flags.writeable and self._free(own, told):
             own[...] = array
             return own
         return self._unknown(array.copy(), name, path) if name else array.copy()

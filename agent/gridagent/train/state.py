@@ -207,7 +207,7 @@ class RankState:
                 _apply_optimizer(name, optimizer, received)
             for name, tree in {**self.trees, **self.loaders}.items():
                 if isinstance(tree, dict):
-                    put_back(*_packed(name, received), tree, name, fill=True)
+                    put_back(*_packed(name, received), tree, name, fill=True, landed=_landed(received))
                 else:
                     tree.load_state_dict(_received_tree(name, received))
         except Exception as error:  # the script's own load_state_dict may raise anything
@@ -293,6 +293,12 @@ def tree_entries(name: str, category: str, tree: Any) -> list[Entry]:
     entries = [Entry(name, category, packed)]
     entries += [Entry(f"{name}#{i}", category, local(tensor)) for i, tensor in enumerate(tensors)]
     return entries
+
+
+def _landed(received: dict[str, Entry]) -> frozenset[int]:
+    """Where the memory of parameters and the like begins: a dict may name a part of it, now or then."""
+    tensors = [entry.data for entry in received.values() if entry.category not in ("rng", "other")]
+    return frozenset(data.untyped_storage().data_ptr() for data in tensors if isinstance(data, Tensor))
 
 
 def _packed(name: str, received: dict[str, Entry]) -> tuple[bytes, list[Tensor]]:
