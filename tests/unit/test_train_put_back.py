@@ -1,5 +1,6 @@
 """A registered dict is filled in place: equal values and types, and whoever holds a part of it sees them."""
 
+import contextlib
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from enum import Enum, IntEnum, IntFlag, StrEnum
@@ -290,6 +291,20 @@ def test_a_value_that_the_type_refuses_is_named() -> None:
     data = pack({"phase": Phase.MAIN}, []).replace(b"\x02", b"\x07")
     with pytest.raises(PackError, match=r"own\.phase: .*Phase cannot be made again: ValueError"):
         put_back(data, [], {"phase": Phase.WARM}, "own", fill=True)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), min_size=1, max_size=3))
+def test_damaged_bytes_never_do_more_than_fail(spoilt: list[tuple[int, int]]) -> None:
+    tensors: list[Tensor] = []
+    shape = ("dict", [("list", sorted(LEAVES)), *((kind, ["int", "array"]) for kind in [*LISTS, *DICTS])])
+    data = bytearray(pack(build(shape, 0), tensors))
+    for at, byte in spoilt:
+        data[at % len(data)] = byte
+    tensors = [tensor.detach() for tensor in tensors]
+    with contextlib.suppress(PackError):
+        unpack(bytes(data), tensors)
+    with contextlib.suppress(PackError):
+        put_back(bytes(data), tensors, build(shape, 1), "own", fill=True)
 
 
 # ----------------------------------------------------------------------------------- as part of a rank

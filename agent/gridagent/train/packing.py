@@ -37,6 +37,13 @@ _MAPPINGS: dict[str, Callable[[dict[Any, Any]], Any]] = {
 }
 
 
+#: What damaged bytes make msgspec, Python, torch and numpy raise (numpy parses the name of a dtype).
+_DAMAGE = (
+    msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError,
+    SyntaxError,
+)  # fmt: skip
+
+
 class PackError(Exception):
     """A value of a kind that is not moved between nodes; the message names where it sits."""
 
@@ -86,9 +93,7 @@ def put_back(
 def _read(data: bytes, reader: "_Reader", own: Any, path: str) -> Any:
     try:
         return reader.read(_decode(data), own, path)
-    except (
-        msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError, RuntimeError
-    ) as error:  # fmt: skip
+    except _DAMAGE as error:
         raise PackError(f"{path + ': ' if path else ''}not a packed tree: {error}") from None
 
 
