@@ -21,6 +21,7 @@ KINDS = [
     Job("late_group", ("3",)),
     Job("functional"),
     Job("attributes"),
+    Job("held"),
 ]
 #: Further optimizers: what they add is more of the same state. In `make matrix`.
 MORE_KINDS = [Job("optimizers", (name,)) for name in ("sgd", "adam", "rmsprop")]

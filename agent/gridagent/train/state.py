@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gridagent.train.attributes import Attributes, has_extra_state
-from gridagent.train.packing import PackError, memory_of, pack, unpack
+from gridagent.train.packing import PackError, memory_of, pack, put_back, unpack
 from gridagent.train.rng import Rng, scramble
 
 _STRAYED = (
@@ -225,12 +225,10 @@ class RankState:
             for name, optimizer in self.optimizers.items():
                 _apply_optimizer(name, optimizer, received)
             for name, tree in {**self.trees, **self.loaders}.items():
-                value = received_tree(name, received)
                 if isinstance(tree, dict):
-                    tree.clear()
-                    tree.update(value)
+                    put_back(*_packed(name, received), tree, name, fill=True, landed=_landed(received))
                 else:
-                    tree.load_state_dict(value)
+                    tree.load_state_dict(received_tree(name, received))
         except Exception as error:  # the script's own load_state_dict may raise anything
             raise StateError(f"the received state does not fit: {type(error).__name__}: {error}") from error
 
@@ -316,15 +314,26 @@ def tree_entries(name: str, category: str, tree: Any) -> list[Entry]:
     return entries
 
 
-def received_tree(name: str, received: dict[str, Entry]) -> Any:
-    """What `tree_entries` made parts of. Raises `StateError`, `PackError`."""
+def _landed(received: dict[str, Entry]) -> frozenset[int]:
+    """Where the memory of parameters and the like begins: a dict may name a part of it, now or then."""
+    tensors = [entry.data for entry in received.values() if entry.category not in ("rng", "other")]
+    return frozenset(data.untyped_storage().data_ptr() for data in tensors if isinstance(data, Tensor))
+
+
+def _packed(name: str, received: dict[str, Entry]) -> tuple[bytes, list[Tensor]]:
+    """A received tree as `pack` made it."""
     data = received[name].data
     if isinstance(data, Tensor):
         raise StateError(f"{name} should be packed")
     tensors: list[Tensor] = []
     while (entry := received.get(f"{name}#{len(tensors)}")) is not None:
         tensors.append(_tensor(entry))
-    return unpack(data, tensors)
+    return data, tensors
+
+
+def received_tree(name: str, received: dict[str, Entry]) -> Any:
+    """What `tree_entries` made parts of. Raises `StateError`, `PackError`."""
+    return unpack(*_packed(name, received))
 
 
 # -------------------------------------------------------------------------------------------- optimizers

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gridagent.train.packing import memory_of, unpack
+from gridagent.train.packing import PackError, memory_of, put_back, unpack
 from gridagent.train.rng import Rng
 from gridagent.train.state import Entry, RankState, StateError, local, tree_entries, unwrap, with_extra_state
 
@@ -371,7 +371,7 @@ class Window:
         now = keep_trees(state)
         for name, kept in self._trees.items():
             if not kept.same(now[name]):
-                _put_back_tree(state.trees[name], kept)
+                _put_back_tree(name, state.trees[name], kept)
             if isinstance(scaler := state.trees[name], torch.amp.GradScaler):
                 scaler._per_optimizer_states.clear()
         for attributes, values in zip(state.attributes.values(), self._attributes, strict=True):
@@ -436,14 +436,15 @@ def _put_back_group(group: dict[str, Any], plain: dict[str, Any]) -> None:
             group[key] = value
 
 
-def _put_back_tree(tree: Any, kept: Kept) -> None:
+def _put_back_tree(name: str, tree: Any, kept: Kept) -> None:
     with torch.no_grad():
         for live, copy in zip(kept.tensors, kept.copies, strict=True):
             if copy is not None and not torch.equal(live, copy):
                 live.copy_(copy)
-    value = unpack(kept.packed, kept.tensors)
-    if isinstance(tree, dict):
-        tree.clear()
-        tree.update(value)
-    else:
-        tree.load_state_dict(value)
+    if not isinstance(tree, dict):
+        tree.load_state_dict(unpack(kept.packed, kept.tensors))
+        return
+    try:
+        put_back(kept.packed, kept.tensors, tree, name, fill=False)
+    except PackError as error:
+        raise StateError(str(error)) from None
