@@ -9,7 +9,7 @@ from fleet import TrainingFleet
 
 @pytest.fixture(scope="session")
 def trained() -> Iterator[TrainingFleet]:
-    """Five nodes whose agents allow damage, and a warm fork server. Ends everything, fails on a leftover."""
+    """Five nodes whose agents allow damage. Ends everything, fails on a leftover."""
     fleet = TrainingFleet(nodes=5)
     try:
         yield fleet

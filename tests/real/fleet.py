@@ -1,6 +1,6 @@
 """Real training jobs under real agents, and hand-overs driven over HTTPS as the controller drives them.
 
-fleet = TrainingFleet(nodes=5)                    # agents n1..n5, a fork server
+fleet = TrainingFleet(nodes=5)                    # agents n1..n5
 run = fleet.start(Job("ddp", steps=50))      # rank r trains on node r+1, and waits at step HOLD
 handover = fleet.handover(run, ranks=[1])         # spares are parked on the last node
 report = handover.swap()                          # step by step: see driver.py
@@ -22,7 +22,7 @@ from typing import Any
 
 from agents import DEADLINE_S, Agent, Fleet, free_port, wait_for
 from driver import HOLD, Handover
-from forkserver import JOBS, ForkServer, Process
+from forkserver import JOBS, Process, shared
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,6 @@ class TrainingFleet(Fleet):
 
     def __init__(self, nodes: int = 5, *options: str, config: str = "") -> None:
         super().__init__()
-        self.forks = ForkServer()
         self.pool = ThreadPoolExecutor(16)
         self.runs: list[Run] = []
         self.fence = 0
@@ -251,7 +250,7 @@ class TrainingFleet(Fleet):
             }
 
     def _fork(self, run: Run, what: str, argv: list[str], environment: dict[str, str]) -> Process:
-        return self.forks.start(argv, environment, run.folder / f"{what}.log")
+        return shared().start(argv, environment, run.folder / f"{what}.log")
 
     def _execute(self, run: Run, what: str, argv: list[str], environment: dict[str, str]) -> Process:
         with (run.folder / f"{what}.log").open("wb") as log:
@@ -303,7 +302,6 @@ class TrainingFleet(Fleet):
         try:
             self.check_and_clear()
         finally:
-            self.forks.close()
             self.pool.shutdown()
             super().close()
 

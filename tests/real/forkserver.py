@@ -10,8 +10,10 @@ it would exec the script's interpreter, the script runs in this process. Nothing
 imported before the fork, and no torch function is called.
 """
 
+import atexit
 import contextlib
 import ctypes
+import functools
 import importlib
 import json
 import os
@@ -118,6 +120,14 @@ class ForkServer:
                 self._started.put(Forked(pid, ended[pid]))
             else:
                 ended.pop(event["ended"]).set_result(event["status"])
+
+
+@functools.cache
+def shared() -> ForkServer:
+    """The one fork server of this test process. It ends with it."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
 
 
 # ------------------------------------------------------------------------------------ the server itself

@@ -11,7 +11,7 @@ from gridctl.cli.exits import Exit
 
 
 def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
-    with swap_fleet() as fleet:
+    with swap_fleet(execute=True) as fleet:
         fleet.nodes("n1", "n2", "n3", "n4")
         root = fleet.root
         client = fleet.controller()

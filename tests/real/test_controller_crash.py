@@ -160,9 +160,9 @@ def test_a_spare_that_dies_turns_the_run_back_and_the_next_plan_works(fleet: Swa
 
 def test_a_rank_that_never_acknowledges_ends_in_an_abort(fleet: SwapFleet) -> None:
     client = fleet.controller()
+    survivor = fleet.agents["n3"].client().status().ranks[0]
     _, run, journal = started(fleet, client)
     until(journal, "join", "done")
-    survivor = fleet.agents["n3"].client().status().ranks[0]
     os.kill(survivor.pid, signal.SIGSTOP)
     try:
         found = ended(client, run.id)

@@ -54,7 +54,7 @@ def test_a_node_leaves_its_job_and_everything_is_in_the_journal() -> None:
 def test_a_spare_that_was_parked_without_the_jobs_variables_is_no_bit_identical_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with swap_fleet() as fleet:
+    with swap_fleet(execute=True) as fleet:  # what a process was started with, a fork has not
         fleet.nodes("n1", "n2", "n3", "n4", config='env_allow = ["MYJOB_*"]')
         client = fleet.controller()
         with monkeypatch.context() as job:
