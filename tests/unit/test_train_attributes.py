@@ -94,22 +94,22 @@ def test_a_list_that_has_changed_is_told() -> None:
     module[0].same, module[0].grows, module[0].odd, module[0].names = [1], {"a": (1, 2)}, [object()], {"x"}
     module[0].cache = [torch.zeros(2)]
     attributes = Attributes(module)
-    assert attributes.strayed() == []
+    assert not attributes.strayed()
     module[0].cache[0].add_(1)
     module[0].grows["b"] = 1
     module[0].new = [2]
     module[0].names.add("y")
-    assert attributes.strayed() == ["0.grows", "0.names", "0.cache", "0.new"]
+    assert [*attributes.strayed()] == ["0.grows", "0.names", "0.cache", "0.new"]
 
 
 def test_hooks_that_came_in_training_are_told() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
     module[1].register_forward_hook(lambda *_: None)
     attributes = Attributes(module)
-    assert attributes.strayed() == []
+    assert not attributes.strayed()
     module[1].register_forward_hook(lambda *_: None)
     module[0].register_forward_pre_hook(lambda *_: None)
-    assert attributes.strayed() == ["0's hooks", "1's hooks"]
+    assert [*attributes.strayed()] == ["0's hooks", "1's hooks"]
 
 
 def test_modules_that_came_or_went_are_told() -> None:
@@ -118,7 +118,7 @@ def test_modules_that_came_or_went_are_told() -> None:
     module[1][0] = nn.Dropout(0.2)
     del module[2]
     module.add_module("gate", nn.Identity())
-    assert attributes.strayed() == ["1.0", "2", "gate"]
+    assert [*attributes.strayed()] == ["1.0", "2", "gate"]
 
 
 def test_an_optimizers_new_hook_is_told() -> None:
@@ -130,4 +130,4 @@ def test_an_optimizers_new_hook_is_told() -> None:
     optimizer.register_step_post_hook(lambda *_: None)
     ((code, text, fatal),) = state.blockers()
     assert (code, fatal) == ("changed-attribute", False)
-    assert text.startswith("opt's hooks changed since the Session was made")
+    assert text.startswith("opt/hooks changed since the Session was made")

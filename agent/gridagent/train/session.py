@@ -60,10 +60,7 @@ class Session:
             raise SessionError('call torch.distributed.init_process_group("grid") before making a Session')
         if CONTEXT.session is not None:
             raise SessionError("this process has a Session already")
-        self.state = RankState()
-        for name, value in objects.items():
-            if value is not None:
-                self.state.register(name, value)
+        self.state = RankState(objects)
         self._ddp = [m for m in objects.values() if isinstance(m, nn.parallel.DistributedDataParallel)]
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
