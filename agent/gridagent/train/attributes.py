@@ -30,6 +30,8 @@ _MODULES_OWN = frozenset(name for name in dir(nn.Module()) if name.startswith("_
 _OPTIMIZERS_OWN = frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) - {"defaults"} | {
     "step", "_opt_called", "grad_scale", "found_inf"
 }  # fmt: skip
+#: torch.compile leaves its own marks on parameters.
+_COMPILERS = "_dynamo"
 _NOBODYS = {"torch", *sys.stdlib_module_names}
 _CHANGED = (
     "changed since the Session was made, which does not move with the rank: make it before, or keep it in a"
@@ -111,6 +113,8 @@ class Attributes:
                     yield f"class {kind.__qualname__}.{key}", value
         for name, parameter in self._named.items():
             for key, value in vars(parameter).items():
+                if key.startswith(_COMPILERS):
+                    continue
                 yield f"parameter {name}.{key}", value
 
     def _like(self, value: Any) -> Any:
