@@ -183,7 +183,7 @@ TOLD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "IntEnum": (lambda: Phase.WARM, become(Phase.MAIN)),
     "field": (Meter, lambda m: setattr(m.it, "count", 2)),
     "slot": (Slots, lambda m: setattr(m.it, "count", 2)),
-    "field far inside": (lambda: [{"a": Meter(0, Meter())}], lambda m: setattr(m.it[0]["a"].inner, "count", 2)),
+    "field in a list": (lambda: [{"a": Meter(0, Meter())}], lambda m: m.it[0]["a"].inner.__init__(1)),
     "function": (lambda: torch.tanh, become(torch.relu)),
     "function that came": (lambda: None, become(torch.relu)),
     "object that came": (lambda: "x", become(Meter())),
