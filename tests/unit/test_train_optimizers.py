@@ -110,6 +110,14 @@ def test_what_only_its_state_dict_tells_moves_and_is_told_where_it_hangs_on_an_o
     assert [text[:22] for _, text, _ in source.blockers()] == ["optimizer/slow changed"]
 
 
+def test_state_of_a_parameter_that_left_its_group_is_told() -> None:
+    state, optimizer = trained(torch.optim.Adam, 2)
+    assert state.blockers() == []
+    optimizer.param_groups[0]["params"].pop()
+    ((_, text, fatal),) = state.blockers()
+    assert (text[:46], fatal) == ("optimizer/state of what is in no group changed", False)
+
+
 def test_a_state_that_is_kept_elsewhere_forbids_a_swap() -> None:
     state, _ = trained(lambda p: Wrapper(torch.optim.Adam(p)), 2)
     with pytest.raises(StateError, match=r"optimizer: Wrapper keeps its parameters' state where it is not"):

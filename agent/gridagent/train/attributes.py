@@ -116,6 +116,10 @@ class Attributes:
                 if key.startswith(_COMPILERS):
                     continue
                 yield f"parameter {name}.{key}", value
+        if isinstance(self._owner, torch.optim.Optimizer):
+            groups = {id(parameter) for group in self._owner.param_groups for parameter in group["params"]}
+            others = [key for key in self._owner.state if not isinstance(key, str) and id(key) not in groups]
+            yield "state of what is in no group", len(others)
 
     def _like(self, value: Any) -> Any:
         return value if type(value) in _PLAIN else likeness(value, self._known)
