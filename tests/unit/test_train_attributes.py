@@ -25,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gridagent.train.attributes import Attributes
+from gridagent.train.fingerprint import fingerprint
 from gridagent.train.state import RankState
 
 
@@ -94,6 +95,19 @@ def test_the_target_is_what_the_source_is(ours: list[tuple[str, Any]], theirs: l
             isinstance(value, float | np.floating) and math.isnan(value) for value in (here, there)
         )
         assert both_nan or (type(here), here) == (type(there), there)
+
+
+@given(CHANGES)
+def test_what_moves_has_a_fingerprint(changes: list[tuple[str, Any]]) -> None:
+    """Each step ends with one where steps are attempts."""
+    prints = []
+    for more in (1, 2):
+        module = model()
+        attributes = Attributes(module)
+        for name, value in [*changes, ("large", more << 90), ("scale", np.float32(0.5))]:
+            setattr(module[0], name, value)
+        prints.append([fingerprint(b"", b"", [], [now]) for now in (attributes.now(), attributes.now())])
+    assert prints[0][0] == prints[0][1] != prints[1][0]
 
 
 def test_which_parameters_are_trained_moves() -> None:
