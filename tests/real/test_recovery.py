@@ -82,6 +82,7 @@ def apply(client: Client, run: Run, node: str) -> Plan:
 
 CASES = [
     (Job("ddp", steps=24), "kill:late:9:1"),
+    (Job("attributes", steps=24), "kill:backward:9:1"),  # an optimizer of one's own, numpy's numbers
     (Job("ddp", world=4, steps=24), "kill:tail:9:0"),  # rank 0, the host of the first store
 ]
 MORE_CASES = [

@@ -277,7 +277,7 @@ class Attempts:
         return True
 
     def _before_optimizer(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._open and (kwargs.get("closure") or args[1:]):
+        if self._open and (kwargs.get("closure") or any(args[1:])):
             raise SessionError(
                 f"{type(optimizer).__name__}.step() with a closure within session.attempt(): the gradients"
                 " must be complete before the optimizer's step"

@@ -18,7 +18,8 @@ from torch import Tensor
 from gridagent.train.packing import memory_of
 
 _log = logging.getLogger("gridagent.train")
-_encode = msgspec.msgpack.Encoder().encode
+#: Of the values of registered objects only numpy's scalars are of a kind that msgspec does not know.
+_encode = msgspec.msgpack.Encoder(enc_hook=lambda value: [value.dtype.str, value.tobytes()]).encode
 #: A step, a blank and a SHA-256, with blanks to the end.
 MARK_BYTES = 96
 
@@ -29,7 +30,11 @@ def fingerprint(layout: bytes, rng: bytes, buffers: Iterable[Tensor], objects: I
     digest.update(rng)
     for buffer in buffers:
         digest.update(memory_of(buffer.detach().cpu().contiguous()))
-    digest.update(_encode(list(objects)))
+    held = list(objects)
+    try:
+        digest.update(_encode(held))
+    except OverflowError:  # an int of more than 64 bits
+        digest.update(repr(held).encode())
     return digest.hexdigest()
 
 

@@ -37,7 +37,7 @@ from gridagent.train.errors import SessionError
 from gridagent.train.feeding import Feeds
 from gridagent.train.group import ForwardingGroup
 from gridagent.train.handover import Handovers
-from gridagent.train.state import CATEGORIES, RankState, StateError, digests, inventory_digest, replicas
+from gridagent.train.state import CATEGORIES, RankState, StateError, digests, inventory_digest
 
 _log = logging.getLogger("gridagent.train")
 _DRAIN_S = 5.0
@@ -60,11 +60,8 @@ class Session:
             raise SessionError('call torch.distributed.init_process_group("grid") before making a Session')
         if CONTEXT.session is not None:
             raise SessionError("this process has a Session already")
-        self.state = RankState()
-        for name, value in objects.items():
-            if value is not None:
-                self.state.register(name, value)
-        self._ddp = replicas(self.state)
+        self.state = RankState(objects)
+        self._ddp = self.state.replicas
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.job = os.environ.get("GRIDAGENT_JOB", "job")
@@ -372,7 +369,7 @@ class Session:
             groups=CONTEXT.registry.describe(),
             buckets=self.buckets(),
             inventory=inventory,
-            facts=CONTEXT.facts(),
+            facts=CONTEXT.facts() | self.state.values(),
             environment=CONTEXT.environment,
             blockers=blockers,
             step_s_median=statistics.median(self._step_s) if self._step_s else 0.0,

@@ -11,21 +11,19 @@ import gc
 import hashlib
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gridagent.train.attributes import Attributes, has_extra_state
+from gridagent.train.attributes import Attributes, has_extra_state, unwrap
+from gridagent.train.optimizers import further, kept_elsewhere, set_further
 from gridagent.train.packing import PackError, memory_of, pack, put_back, unpack
 from gridagent.train.rng import Rng, scramble
 
-_STRAYED = (
-    "changed since the Session was made, which does not move with the rank: make it before, or keep it in a"
-    " registered object"
-)
 CATEGORIES = ("parameters", "optimizer", "buffers", "rng", "other")
 
 
@@ -68,56 +66,41 @@ def local(tensor: Tensor) -> Tensor:
     return result
 
 
-def unwrap(module: nn.Module) -> nn.Module:
-    """The user's module inside DistributedDataParallel."""
-    if isinstance(module, nn.parallel.DistributedDataParallel):
-        inner: nn.Module = module.module
-        return inner
-    return module
-
-
-def replicas(state: "RankState") -> list[nn.parallel.DistributedDataParallel]:
-    """Every DistributedDataParallel of this process, also one around a registered module, in a fixed order.
-
-    Whoever holds it may have given us the module inside; so all objects are looked through, once.
-    """
-    places = {
-        id(parameter): place
-        for place, parameter in enumerate(p for m in state.modules.values() for p in m.parameters())
-    }
-    found = [its for its in gc.get_objects() if issubclass(type(its), nn.parallel.DistributedDataParallel)]
-    return sorted(
-        found, key=lambda m: min((places.get(id(p), len(places)) for p in m.parameters()), default=0)
-    )
-
-
 def flat_bytes(tensor: Tensor) -> Tensor:
     """A contiguous tensor as one-dimensional uint8, sharing memory."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 class RankState:
-    """The registered objects of one rank."""
+    """The registered objects of one rank. `objects`: by name, None for one that there is not.
 
-    def __init__(self) -> None:
+    Raises `StateError` as `register` does.
+    """
+
+    def __init__(self, objects: Mapping[str, Any] | None = None) -> None:
         self.modules: dict[str, nn.Module] = {}
-        self.attributes: dict[str, Attributes] = {}  #: of the modules
+        self.attributes: dict[str, Attributes] = {}  #: of modules and optimizers
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        self._hooks: dict[str, int] = {}  #: of the optimizers, that come after a step
         self.trees: dict[str, Any] = {}  #: objects with state_dict/load_state_dict, or dicts
         self.loaders: dict[str, Any] = {}  #: same, but reading their state may have side effects
         self.generators: dict[str, torch.Generator] = {}
+        given = {name: value for name, value in (objects or {}).items() if value is not None}
+        #: ids of all that moves by itself wherever else it hangs
+        self._known = {its for value in given.values() for its in _ids(value)}
+        for name, value in given.items():
+            self.register(name, value)
 
     def register(self, name: str, value: Any) -> None:
         """Adds one object under a name that must be the same on every rank. Raises `StateError`."""
         if name in {*self.modules, *self.optimizers, *self.trees, *self.loaders, *self.generators}:
             raise StateError(f"two objects are registered as {name!r}")
+        self._known.update(_ids(value))
         if isinstance(value, nn.Module):
             self.modules[name] = value
-            self.attributes[name] = Attributes(unwrap(value))
+            self.attributes[name] = Attributes(value, self._known)
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizers[name] = value
-            self._hooks[name] = len(value._optimizer_step_post_hooks)
+            self.attributes[name] = Attributes(value, self._known)
         elif isinstance(value, torch.Generator):
             self.generators[name] = value
         elif isinstance(value, dict) or (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
@@ -134,12 +117,40 @@ class RankState:
 
     # ---------------------------------------------------------------------------------------- reading
 
+    @cached_property
+    def replicas(self) -> list[nn.parallel.DistributedDataParallel]:
+        """Every DistributedDataParallel of this process, also one around a registered module, in a fixed order.
+
+        Whoever holds it may have given us the module inside; so all objects are looked through, once.
+        """
+        order = {
+            id(p): place for place, p in enumerate(p for m in self.modules.values() for p in m.parameters())
+        }
+        kind = nn.parallel.DistributedDataParallel
+        found = [its for its in gc.get_objects() if issubclass(type(its), kind)]
+        return sorted(
+            found, key=lambda m: min((order.get(id(p), len(order)) for p in m.parameters()), default=0)
+        )
+
+    def values(self) -> dict[str, str]:
+        """Short digests of the numbers that the script has set on its modules before they were registered.
+
+        Two processes of a rank that have others would compute something else: such a number came from a
+        collective, say, which a spare's stand-in answers in its own way.
+        """
+        return {
+            f"value {name}{where}": hashlib.sha256(repr(value).encode()).hexdigest()[:8]
+            for name, its in self.attributes.items()
+            for where, value in its.first()
+        }
+
     def inventory(self, *, loaders: bool = True) -> list[Entry]:
         """Every part of the state, in a fixed order. Raises `StateError` for a value that cannot move."""
         entries: list[Entry] = []
         for name, module in self.modules.items():
             entries += _module_entries(name, unwrap(module))
-            entries += attribute_entries(name, self.attributes[name].now())
+        for name, attributes in self.attributes.items():
+            entries += attribute_entries(name, attributes.now())
         for name, optimizer in self.optimizers.items():
             entries += _optimizer_entries(name, optimizer)
         for name, tree in self.trees.items():
@@ -157,8 +168,10 @@ class RankState:
     def blockers(self) -> list[tuple[str, str, bool]]:
         """(code, text, fatal) for what forbids a swap, or bit identity; `inventory` raises the rest."""
         found: list[tuple[str, str, bool]] = []
+        loose = set()
         for name, module in self.modules.items():
             for path in _loose_tensors(name, unwrap(module)):
+                loose.add(path)
                 text = f"{path} is a tensor that is neither parameter nor buffer: register_buffer() it"
                 found.append(("unregistered-tensor", text, True))
             for parameter_name, parameter in unwrap(module).named_parameters():
@@ -168,21 +181,25 @@ class RankState:
                     found.append(("gradient-at-boundary", text, True))
                     break
         found += self._unregistered()
-        found += [("changed-attribute", f"{where} {_STRAYED}", False) for where in self._strayed()]
+        for name, its in self.attributes.items():
+            told = {f"{name}/{where}": why for where, why in its.strayed().items()}
+            found += [("changed-attribute", f"{p} {why}", False) for p, why in told.items() if p not in loose]
+        found += self._communication()
         for name, loader in self.loaders.items():
             if getattr(loader, "num_workers", 0):
                 text = f"{name} has workers with random state: seed each sample, or use num_workers=0"
                 found.append(("loader-workers", text, False))
         return found
 
-    def _strayed(self) -> list[str]:
-        """What training has changed and nobody moves."""
-        found = [f"{name}/{where}" for name, its in self.attributes.items() for where in its.strayed()]
-        return found + [
-            f"{name}'s hooks"
-            for name, optimizer in self.optimizers.items()
-            if len(optimizer._optimizer_step_post_hooks) != self._hooks[name]
-        ]
+    def _communication(self) -> list[tuple[str, str, bool]]:
+        """What DDP's communication hooks keep for themselves."""
+        found = []
+        for hook, state in (pair for module in self.replicas for pair in module._comm_hooks):
+            if state is not None and not isinstance(state, torch.distributed.ProcessGroup):
+                kind = getattr(hook, "__name__", type(hook).__name__)
+                text = f"DDP's communication hook {kind} keeps a {type(state).__name__}"
+                found.append(("comm-hook", f"{text}, which does not move with the rank", False))
+        return found
 
     def _unregistered(self) -> list[tuple[str, str, bool]]:
         """What must be somewhere and was not given: nobody would move it, and nothing else would say so."""
@@ -221,9 +238,11 @@ class RankState:
         try:
             for name, module in self.modules.items():
                 _apply_extra_state(name, unwrap(module), received)
-                self.attributes[name].put(received_tree(f"{name}#attributes", received))
             for name, optimizer in self.optimizers.items():
+                set_further(optimizer, received_tree(f"{name}#further", received))
                 _apply_optimizer(name, optimizer, received)
+            for name, attributes in self.attributes.items():
+                attributes.put(received_tree(f"{name}#attributes", received))
             for name, tree in {**self.trees, **self.loaders}.items():
                 if isinstance(tree, dict):
                     put_back(*_packed(name, received), tree, name, fill=True, landed=_landed(received))
@@ -246,6 +265,17 @@ class RankState:
                 generator.set_state(_tensor(received[f"rng/{name}"]))
         except (PackError, KeyError, RuntimeError, ValueError, TypeError) as error:
             raise StateError(f"a random state does not fit: {type(error).__name__}: {error}") from error
+
+
+def _ids(value: Any) -> Iterable[int]:
+    """Of a registered object and of its parts."""
+    yield id(value)
+    if isinstance(value, nn.Module):
+        yield from map(id, value.modules())
+        yield from map(id, value.parameters())
+        yield from map(id, value.buffers())
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from (id(value.state), id(value.param_groups), *map(id, value.param_groups))
 
 
 def _tensor(entry: Entry) -> Tensor:
@@ -287,9 +317,18 @@ def _loose_tensors(name: str, module: nn.Module) -> list[str]:
     found = []
     for path, child in module.named_modules():
         for key, value in vars(child).items():
-            if not key.startswith("_") and isinstance(value, Tensor):
+            if not key.startswith("_") and isinstance(value, Tensor) and not _derived(child, key):
                 found.append(f"{name}/{path}.{key}" if path else f"{name}/{key}")
     return found
+
+
+def _derived(module: nn.Module, key: str) -> bool:
+    """Does a hook of torch make the tensor anew before each forward, out of parameters that move?
+
+    torch.nn.utils.weight_norm, spectral_norm and prune keep it under the name of the parameter that it was.
+    """
+    names = module._parameters
+    return f"{key}_orig" in names or (f"{key}_g" in names and f"{key}_v" in names)
 
 
 def rng_entries_of(rng: Rng) -> list[Entry]:
@@ -352,8 +391,10 @@ def _optimizer_entries(name: str, optimizer: torch.optim.Optimizer) -> list[Entr
     """Tensors of the per-parameter state one by one; everything else in one packed entry.
 
     The packed tree says for every state value whether it is a tensor, so that a tensor which did not
-    arrive is missed.
+    arrive is missed. Raises `StateError` if the state is kept elsewhere.
     """
+    if why := kept_elsewhere(optimizer):
+        raise StateError(f"{name}: {why}")
     entries: list[Entry] = []
     states: dict[int, dict[str, Any]] = {}
     for index, parameter in enumerate(_indexed(optimizer)):
@@ -370,11 +411,17 @@ def _optimizer_entries(name: str, optimizer: torch.optim.Optimizer) -> list[Entr
                 entries.append(Entry(f"{name}/group{number}/{key}", "optimizer", local(value)))
                 plain[key] = ("tensor",)
         groups.append(plain)
-    return entries + tree_entries(f"{name}#scalars", "optimizer", {"state": states, "groups": groups})
+    shared = {key: value for key, value in optimizer.state.items() if isinstance(key, str)}
+    scalars = {"state": states, "groups": groups, "shared": shared}
+    entries += tree_entries(f"{name}#scalars", "optimizer", scalars)
+    return entries + tree_entries(f"{name}#further", "optimizer", further(optimizer))
 
 
 def _apply_optimizer(name: str, optimizer: torch.optim.Optimizer, received: dict[str, Entry]) -> None:
     scalars = received_tree(f"{name}#scalars", received)
+    for key in [key for key in optimizer.state if isinstance(key, str)]:
+        del optimizer.state[key]
+    optimizer.state.update(scalars["shared"])
     for index, parameter in enumerate(_indexed(optimizer)):
         wanted = scalars["state"].get(index, {})
         state = optimizer.state[parameter] if wanted or parameter in optimizer.state else {}

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gridagent.train.attributes import unwrap
 from gridagent.train.packing import PackError, memory_of, put_back, unpack
 from gridagent.train.rng import Rng
-from gridagent.train.state import Entry, RankState, StateError, local, tree_entries, unwrap, with_extra_state
+from gridagent.train.state import Entry, RankState, StateError, local, tree_entries, with_extra_state
 
 #: Buffers and small tensors up to this size are copied each time. Larger buffers are looked at each time and
 #: copied if they changed; larger tensors of other objects are judged by identity and version.

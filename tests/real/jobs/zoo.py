@@ -316,20 +316,45 @@ def functional() -> Training:
     return Training(model, adamw(model), forward)
 
 
+class Counting(torch.optim.SGD):
+    """An optimizer with a counter of its own, which decides the learning rate."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=1e-2, momentum=0.9)
+        self._pace = 1.0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self._pace *= 0.98
+        for group in self.param_groups:
+            group["lr"] = 1e-2 * self._pace
+        super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "pace": self._pace}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._pace = state_dict["pace"]
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "pace"})
+
+
 @kind
 def attributes() -> Training:
-    """What modules keep beside parameters and buffers decides what they compute, and changes."""
+    """What modules and optimizers keep beside tensors decides what they compute, and changes."""
     model = DDP(net(norm=True))
     norm, drop = model.module[1], model.module[3]
+    drop.rate = np.float64(1.0)
+    model.temperature = 1.0
 
     def before_step(session: Session) -> Tensor:
         if session.step == 5:
             norm.eval()
         drop.p *= 0.97
+        drop.rate = max(0.3, drop.rate * np.exp(-0.03))
+        model.temperature *= 1.01
         drop.calls = getattr(drop, "calls", 0) + 1
-        return torch.tensor(0.01 * drop.calls)
+        return torch.tensor(0.01 * drop.calls * drop.rate * model.temperature)
 
-    return Training(model, adamw(model), before_step=before_step)
+    return Training(model, Counting(model), before_step=before_step)
 
 
 class Phase(IntEnum):
