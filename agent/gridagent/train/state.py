@@ -119,18 +119,15 @@ class RankState:
 
     @cached_property
     def replicas(self) -> list[nn.parallel.DistributedDataParallel]:
-        """Every DistributedDataParallel of this process, also one around a registered module, in a fixed order.
+        """Every DistributedDataParallel of the process, also one around a registered module, in a fixed order.
 
         Whoever holds it may have given us the module inside; so all objects are looked through, once.
         """
-        order = {
-            id(p): place for place, p in enumerate(p for m in self.modules.values() for p in m.parameters())
-        }
+        parameters = (p for module in self.modules.values() for p in module.parameters())
+        order = {id(parameter): place for place, parameter in enumerate(parameters)}
         kind = nn.parallel.DistributedDataParallel
         found = [its for its in gc.get_objects() if issubclass(type(its), kind)]
-        return sorted(
-            found, key=lambda m: min((order.get(id(p), len(order)) for p in m.parameters()), default=0)
-        )
+        return sorted(found, key=lambda its: min(order.get(id(p), len(order)) for p in its.parameters()))
 
     def values(self) -> dict[str, str]:
         """Short digests of the numbers that the script has set on its modules before they were registered.
