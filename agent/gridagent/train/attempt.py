@@ -365,7 +365,7 @@ class Attempts:
         return f"batches of {', '.join(strayed)} do not come through session.batches()" if strayed else ""
 
     def _leave(self, tolerance: Tolerance, error: BaseException | None) -> bool:
-        if not (tolerance.failure or self._aborted) or (error and not isinstance(error, Exception)):
+        if not (tolerance.failure or self._aborted) or _passes(error):
             return False
         if not self._open and error is None:
             return False  # the step has ended; the next one will not get far
@@ -451,3 +451,8 @@ class Attempts:
             file=sys.stderr,
         )
         end_process(session, "failed", EXIT_REQUEUE)
+
+
+def _passes(error: BaseException | None) -> bool:
+    """One that a script's end, or a person, has caused, and no failed collective."""
+    return error is not None and not isinstance(error, Exception | StepAborted)
