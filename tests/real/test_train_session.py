@@ -58,13 +58,18 @@ def test_a_preflight_finds_all_that_stands_in_the_way(trained: TrainingFleet) ->
     handover.describe()
     found = {blocker.code: blocker for blocker in handover.reports[1].blockers}
     assert found.keys() == {
-        "unregistered-tensor", "gradient-at-boundary", "unregistered-loader", "state-cannot-move"
+        "unregistered-tensor", "gradient-at-boundary", "unregistered-loader", "state-cannot-move",
+        "foreign-group",
     }  # fmt: skip
     assert all(blocker.fatal for blocker in found.values())
     assert (
         "model/anchor is a tensor that is neither parameter nor buffer" in found["unregistered-tensor"].text
     )
     assert "own.seen: set cannot be moved" in found["state-cannot-move"].text
+    assert "reads something of the kind Loader that is not registered" in found["unregistered-loader"].text
+    assert found["foreign-group"].text.startswith(
+        "a process group of the backend gloo: a spare cannot join it"
+    )
     run.discard(handover.targets[1])
     handover.end()
     run.finish()

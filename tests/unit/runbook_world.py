@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gridagent.wire import (
+    Blocker,
     ChairOffer,
     CutReport,
     LaunchSpec,
@@ -166,6 +167,7 @@ class World:
     losses_after: float | None = 2.0
     lost_after: list[int] = field(default_factory=list)  #: ranks that end while the swap is watched
     facts: dict[str, str] = field(default_factory=dict)  #: of the warm spare, where they differ
+    late: list[Blocker] = field(default_factory=list)  #: of the warm spare
 
     def nodes(self) -> dict[str, Node]:
         epoch = 2 if self.returned else 1 if self.committed else 0
@@ -212,7 +214,8 @@ class World:
             case "job.describe":
                 return msgspec.to_builtins(report(1))
             case "handover.specialise":
-                return msgspec.to_builtins(report(1, facts={**report(1).facts, **self.facts}))
+                facts = {**report(1).facts, **self.facts}
+                return msgspec.to_builtins(report(1, facts=facts, blockers=self.late))
             case "handover.open":
                 return msgspec.to_builtins(ChairOffer(store_host="h", store_port=1, nonce="n"))
             case "handover.release":

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runbook_world import World, fleet, plan_for, rank, spare
 
+from gridagent.wire import Blocker
 from gridctl.model.runs import ENDS
 from gridctl.runbook import progress
 from gridctl.runbook.engine import RunState, advance
@@ -165,6 +166,16 @@ def test_a_spare_that_warmed_up_with_other_numerics_turns_the_run_back() -> None
     found = world.progress()
     assert (found.state, found.failed, found.code) == ("aborted", "specialise", "not-possible")
     assert "rank 1 fact threads: was 1, is 2" in found.text
+
+
+def test_a_spare_whose_loader_does_not_go_on_alike_turns_the_run_back() -> None:
+    world = World(
+        PLAN, late=[Blocker(code="loader-reopened", text="loader gives another batch", fatal=False)]
+    )
+    world.drive(START)
+    found = world.progress()
+    assert (found.state, found.failed, found.code) == ("aborted", "specialise", "not-possible")
+    assert found.text.endswith("as the plan says: loader gives another batch")
 
 
 def test_a_spare_that_ran_another_script_turns_the_run_back_and_says_so() -> None:

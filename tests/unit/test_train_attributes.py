@@ -383,7 +383,7 @@ def test_a_communication_hook_with_a_state_is_told() -> None:
     (found,) = trained(model).blockers()
     assert found == (
         "comm-hook",
-        "model's communication hook powerSGD_hook keeps a PowerSGDState, which does not move with the rank",
+        "DDP's communication hook powerSGD_hook keeps a PowerSGDState, which does not move with the rank",
         False,
     )
 

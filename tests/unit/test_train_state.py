@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 from gridagent.train import transfer
 from gridagent.train.damage import Damage
@@ -220,4 +221,51 @@ def test_a_set_in_registered_state_is_named() -> None:
     state = RankState()
     state.register("own", {"seen": {1, 2}})
     with pytest.raises(StateError, match=r"own\.seen: set cannot be moved"):
+        state.inventory()
+
+
+class Scaled(nn.Linear):
+    """A module of the script's own with numbers that it was given or has computed."""
+
+    def __init__(self, mean: float) -> None:
+        super().__init__(2, 2)
+        self.mean, self.masked, self.device_index = mean, False, 3
+
+
+def test_numbers_of_the_scripts_modules_are_told_to_be_compared() -> None:
+    one, same, other = (RankState({"model": Scaled(mean)}).values() for mean in (0.5, 0.5, 0.25))
+    assert one.keys() == {"value model.mean", "value model.masked"}
+    assert one == same
+    assert {name for name in one if one[name] != other[name]} == {"value model.mean"}
+    assert RankState({"model": nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 2))}).values() == {}
+
+
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
+        lambda: nn.utils.weight_norm(nn.Linear(3, 3)),
+        lambda: prune.l1_unstructured(nn.Linear(3, 3), "weight", 0.5),
+    ],
+    ids=["spectral", "weight", "prune"],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_torch_makes_anew_out_of_parameters_is_no_state(shaped: Callable[[], nn.Module]) -> None:
+    module = shaped()
+    state = RankState({"model": module, "optimizer": torch.optim.SGD(module.parameters(), 0.1)})
+    module(torch.ones(1, 3)).sum().backward()
+    state.optimizers["optimizer"].step()
+    state.optimizers["optimizer"].zero_grad()
+    module(torch.ones(1, 3))
+    assert state.blockers() == []
+
+
+def test_a_sparse_moment_is_refused_by_name() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), 0.1, momentum=0.9)
+    state = RankState({"model": table, "optimizer": optimizer})
+    table(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with pytest.raises(StateError, match="sparse_coo is part of it, which cannot be moved"):
         state.inventory()

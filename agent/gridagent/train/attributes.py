@@ -96,7 +96,7 @@ class Attributes:
     def _counts(self, path: str, key: str) -> bool:
         """Is it the script's, and not torch's own business?"""
         if isinstance(self._owner, nn.Module):
-            if path in self._tell and key != _TRAINING:
+            if (path in self._tell and key != _TRAINING) or derived(self._owners[path], key):
                 return False
             return not key.startswith("_") or (bool(self._classes[path]) and key not in _MODULES_OWN)
         return key not in _OPTIMIZERS_OWN and (not key.startswith("_") or bool(self._classes[path]))
@@ -257,6 +257,15 @@ def _identical(one: list[Any], two: list[Any]) -> bool:
 def _train(parameter: nn.Parameter, trained: bool) -> None:
     if parameter.requires_grad is not trained:
         parameter.requires_grad_(trained)
+
+
+def derived(module: nn.Module, key: str) -> bool:
+    """Does a hook of torch make the tensor anew before each forward, out of parameters that move?
+
+    torch.nn.utils.weight_norm, spectral_norm and prune keep it under the name of the parameter that it was.
+    """
+    names = module._parameters
+    return f"{key}_orig" in names or (f"{key}_g" in names and f"{key}_v" in names)
 
 
 def has_extra_state(module: nn.Module) -> bool:

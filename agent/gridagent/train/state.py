@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gridagent.train.attributes import Attributes, has_extra_state, unwrap
+from gridagent.train.attributes import Attributes, derived, has_extra_state, unwrap
 from gridagent.train.optimizers import further, kept_elsewhere, set_further
 from gridagent.train.packing import PackError, memory_of, pack, put_back, unpack
 from gridagent.train.rng import Rng, scramble
@@ -119,15 +119,19 @@ class RankState:
 
     @cached_property
     def replicas(self) -> list[nn.parallel.DistributedDataParallel]:
-        """Every DistributedDataParallel of the process, also one around a registered module, in a fixed order.
+        """Every DistributedDataParallel of registered parameters, in a fixed order.
 
-        Whoever holds it may have given us the module inside; so all objects are looked through, once.
+        Whoever holds one may have given us the module inside; so all objects are looked through, once.
         """
         parameters = (p for module in self.modules.values() for p in module.parameters())
         order = {id(parameter): place for place, parameter in enumerate(parameters)}
         kind = nn.parallel.DistributedDataParallel
-        found = [its for its in gc.get_objects() if issubclass(type(its), kind)]
-        return sorted(found, key=lambda its: min(order.get(id(p), len(order)) for p in its.parameters()))
+        found = {
+            min(order[id(parameter)] for parameter in its.parameters()): its
+            for its in gc.get_objects()
+            if issubclass(type(its), kind) and all(id(parameter) in order for parameter in its.parameters())
+        }
+        return [its for _, its in sorted(found.items())]
 
     def values(self) -> dict[str, str]:
         """Short digests of the numbers that the script has set on its modules before they were registered.
@@ -314,18 +318,9 @@ def _loose_tensors(name: str, module: nn.Module) -> list[str]:
     found = []
     for path, child in module.named_modules():
         for key, value in vars(child).items():
-            if not key.startswith("_") and isinstance(value, Tensor) and not _derived(child, key):
+            if not key.startswith("_") and isinstance(value, Tensor) and not derived(child, key):
                 found.append(f"{name}/{path}.{key}" if path else f"{name}/{key}")
     return found
-
-
-def _derived(module: nn.Module, key: str) -> bool:
-    """Does a hook of torch make the tensor anew before each forward, out of parameters that move?
-
-    torch.nn.utils.weight_norm, spectral_norm and prune keep it under the name of the parameter that it was.
-    """
-    names = module._parameters
-    return f"{key}_orig" in names or (f"{key}_g" in names and f"{key}_v" in names)
 
 
 def rng_entries_of(rng: Rng) -> list[Entry]:

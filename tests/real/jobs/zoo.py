@@ -450,6 +450,7 @@ def blocked() -> Training:
     """All that a pre-flight must find."""
     model = DDP(net())
     model.module.anchor = torch.ones(3)
+    dist.new_group(backend="gloo")
     return Training(model, adamw(model), keep_gradients=True, more={"own": {"seen": {1, 2}}})
 
 
