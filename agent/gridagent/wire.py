@@ -166,10 +166,6 @@ class SessionReport(Message):
     step_s_median: float = 0.0
 
 
-#: Of the interpreter: no buffering, no .pyc files, no greeting.
-_IDLE_OPTIONS = ("-u", "-B", "-q")
-
-
 class LaunchSpec(Message):
     """How a rank was started (registered by `gridagent exec`), so that a spare can become it."""
 
@@ -183,17 +179,6 @@ class LaunchSpec(Message):
     local_rank: int = 0
     gpus: list[int] = []  #: device indices on the node; [] on CPU
     python: str = ""  #: sys.version of the interpreter
-
-    def words(self) -> list[str]:
-        """What a spare can run of the command line: SCRIPT or -m MODULE, with arguments; [] for another.
-
-        Options of the interpreter that change nothing that is computed are left out.
-        """
-        words = self.argv[1:]
-        while words and words[0] in _IDLE_OPTIONS:
-            words = words[1:]
-        known = (words[:1] == ["-m"] and len(words) > 1) or (bool(words) and not words[0].startswith("-"))
-        return words if known else []
 
 
 class Specialise(Message):

@@ -5,6 +5,7 @@ A fatal `Blocker` makes the swap impossible; one that is not fatal makes it not 
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from gridagent.script import script_of
 from gridagent.wire import WIRE_VERSION, Blocker, LaunchSpec, NodeStatus, SessionReport
 from gridctl.model.fleet import GIVEN_UP, Job, Node, Spare, several
 from gridctl.model.policy import Policy
@@ -170,7 +171,7 @@ def of_reports(source: SessionReport, facts: Mapping[str, str], spare_node: str)
 
 def of_launch(source: SessionReport, launch: LaunchSpec) -> Iterator[Blocker]:
     """That a spare cannot run the rank's command line."""
-    if launch.argv and not launch.words():
+    if launch.argv and not script_of(launch.argv):
         started = " ".join(launch.argv[:2])
         yield fatal(
             "command-line",

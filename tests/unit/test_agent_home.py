@@ -16,6 +16,7 @@ from gridagent.errors import ConfigError
 from gridagent.home import Home, boot_id, chassis_serial
 from gridagent.launch import LaunchError, Launches
 from gridagent.redact import SECRET_NAMES
+from gridagent.script import script_of
 from gridagent.telemetry import open_source
 from gridagent.wire import LaunchSpec
 
@@ -171,3 +172,20 @@ def test_a_relative_home_is_measured_as_sessions_see_it(
     monkeypatch.chdir(deep)
     assert cli.main(["serve", "--home", "."]) == cli.EXIT_FAILED
     assert "is too long for a Unix socket; use a shorter --home" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("python train.py --lr 3", "train.py --lr 3"),
+        ("/opt/python3 -u -B -m pkg.train -u", "-m pkg.train -u"),
+        ("python -q train.py", "train.py"),
+        ("python -O train.py", ""),
+        ("python -c pass", ""),
+        ("python -m", ""),
+        ("python -u", ""),
+        ("torchrun", ""),
+    ],
+)
+def test_which_command_lines_a_spare_can_run(line: str, words: str) -> None:
+    assert script_of(line.split()) == words.split()

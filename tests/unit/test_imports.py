@@ -75,7 +75,7 @@ def test_the_training_side_brings_only_torch_msgspec_and_cryptography() -> None:
     foreign = {name for name in new if name.split(".")[0] not in sys.stdlib_module_names}
     allowed = (
         "gridagent.train", "gridagent.wire", "gridagent.framing", "gridagent.names", "gridagent.environment",
-        "gridagent.redact", "torch", "msgspec", "cryptography",
+        "gridagent.redact", "gridagent.script", "torch", "msgspec", "cryptography",
     )  # fmt: skip
     unexpected = {
         n for n in foreign - {"gridagent"} if not any(n == a or n.startswith(a + ".") for a in allowed)

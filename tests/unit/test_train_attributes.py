@@ -227,7 +227,6 @@ TOLD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "generator": (lambda: draws(0.5), lambda m: next(m.it)),
     "teacher in a list": (lambda: [nn.Linear(300, 300)], lambda m: m.it[0].weight.detach().mul_(0.9)),
     "cycle": (lambda: itself(Meter()), lambda m: setattr(m.it, "count", 1)),
-    "hook of a parameter": (lambda: None, lambda m: m.layer.weight.register_hook(lambda g: g * 0.5)),
     "attribute of a parameter": (lambda: None, lambda m: setattr(m.layer.weight, "lr_scale", 0.5)),
     "forward": (lambda: None, lambda m: setattr(m, "forward", lambda x: x)),
 }  # fmt: skip

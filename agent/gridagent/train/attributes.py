@@ -9,6 +9,7 @@ that one has changed is told.
 
 import sys
 from collections.abc import Iterator, Set
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,15 +22,11 @@ _TRAINING = "training"
 _GRAD = ".requires_grad"
 _PLAIN = (bool, int, float, str, type(None))
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 #: Where the attributes of a DistributedDataParallel itself stand.
 _WRAPPER = "(ddp)"
-#: What torch keeps itself on every module and optimizer, and what schedulers and scalers set on one.
+#: What torch keeps itself on every module.
 _MODULES_OWN = frozenset(name for name in dir(nn.Module()) if name.startswith("_"))
-_OPTIMIZERS_OWN = frozenset(vars(torch.optim.SGD([torch.zeros(1)]))) - {"defaults"} | {
-    "step", "_opt_called", "grad_scale", "found_inf"
-}  # fmt: skip
 #: torch.compile leaves its own marks on parameters.
 _COMPILERS = "_dynamo"
 _NOBODYS = {"torch", *sys.stdlib_module_names}
@@ -99,7 +96,7 @@ class Attributes:
             if (path in self._tell and key != _TRAINING) or derived(self._owners[path], key):
                 return False
             return not key.startswith("_") or (bool(self._classes[path]) and key not in _MODULES_OWN)
-        return key not in _OPTIMIZERS_OWN and (not key.startswith("_") or bool(self._classes[path]))
+        return key not in _optimizers_own() and (not key.startswith("_") or bool(self._classes[path]))
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         """Everything that training might change: of modules, of the script's classes, of parameters."""
@@ -125,14 +122,11 @@ class Attributes:
         return value if type(value) in _PLAIN else likeness(value, self._known)
 
     def _hooks(self) -> Iterator[tuple[str, list[Any]]]:
-        """The hooks of each part and of each parameter."""
+        """The hooks of each part. Not those of parameters: in a void step torch has some of its own there."""
         kinds = _MODULE_HOOKS if isinstance(self._owner, nn.Module) else _OPTIMIZER_HOOKS
         for path, place in self._modules.items():
             hooks = [hook for kind in kinds for hook in (place.get(kind) or {}).values()]
             yield f"{path}'s hooks" if path else "hooks", [hook for hook in hooks if not _ours(hook)]
-        for name, parameter in self._named.items():
-            found = (getattr(parameter, kind, None) or {} for kind in _PARAMETER_HOOKS)
-            yield f"parameter {name}'s hooks", [hook for hooks in found for hook in hooks.values()]
         if isinstance(self._owner, nn.parallel.DistributedDataParallel):
             yield "communication hooks", [hook for hook, _ in self._owner._comm_hooks]
 
@@ -230,6 +224,16 @@ class Attributes:
             if where not in self._parameters:
                 path, _, key = where.rpartition(".")
                 self._modules[path][key] = value
+
+
+@cache
+def _optimizers_own() -> frozenset[str]:
+    """What torch keeps on every optimizer, and what schedulers and scalers set on one.
+
+    Late, for making an optimizer brings half of torch in.
+    """
+    own = vars(torch.optim.SGD([torch.zeros(1)])).keys() - {"defaults"}
+    return frozenset(own | {"step", "_opt_called", "grad_scale", "found_inf"})
 
 
 def _classes(owner: Any) -> list[type]:

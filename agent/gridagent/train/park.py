@@ -18,6 +18,7 @@ import torch
 
 from gridagent import wire
 from gridagent.environment import OF_THE_JOB
+from gridagent.script import script_of
 from gridagent.train import CONTEXT, Session  # noqa: F401  (importing makes "grid" known and torch warm)
 from gridagent.train.context import numeric_facts
 from gridagent.train.handover import refuse_other
@@ -110,7 +111,7 @@ def _become(order: wire.Specialise) -> int:
 
 def _run(launch: wire.LaunchSpec) -> None:
     """Runs `python [-m] script args` in this process, as `__main__`."""
-    words = launch.words()
+    words = script_of(launch.argv)
     if words[:1] == ["-m"]:
         sys.argv = [words[1], *words[2:]]
         sys.path.insert(0, os.getcwd())
