@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from gridagent.train.fitness import wrapped
 from gridagent.train.state import RankState, StateError
 
 
@@ -137,3 +138,37 @@ def test_a_sharded_optimizer_forbids_a_swap() -> None:
     state, _ = trained(lambda p: ZeroRedundancyOptimizer(p, torch.optim.AdamW, lr=0.1), 1)
     with pytest.raises(StateError, match="ZeroRedundancyOptimizer keeps its parameters' state where"):
         state.inventory()
+
+
+class Bare(torch.optim.Optimizer):
+    """A wrapper that was never made as an optimizer, as torch's PostLocalSGDOptimizer is."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inner.state
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.inner.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+
+def test_a_wrapper_that_was_never_made_as_an_optimizer_moves_but_makes_no_attempts() -> None:
+    model = nn.Linear(2, 2)
+    inner = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    inner.step()
+    inner.zero_grad()
+    state = RankState({"model": model, "optimizer": Bare(inner)})
+    assert "optimizer/0/exp_avg" in {entry.name for entry in state.inventory()}
+    assert state.blockers() == []
+    assert wrapped(state) == "optimizer"
+    assert wrapped(RankState({"model": model, "optimizer": inner})) == ""

@@ -64,6 +64,8 @@ def unfit(session: "Session") -> str:
         return (
             f"{alone} is trained outside of DistributedDataParallel: nobody knows whether ranks have it alike"
         )
+    if hidden := wrapped(session.state):
+        return f"{hidden} is a wrapper around another optimizer: register that one"
     try:
         session.state.inventory(loaders=False)
     except StateError as error:
@@ -72,6 +74,13 @@ def unfit(session: "Session") -> str:
     if large_bytes > _LARGE_BUFFERS_BYTES_MAX:
         return f"{large_bytes >> 20} MiB of large buffers are too much to compare in each step"
     return ""
+
+
+def wrapped(state: RankState) -> str:
+    """An optimizer that was never made as one, and so has no hook before its step."""
+    return next(
+        (n for n, its in state.optimizers.items() if not hasattr(its, "_optimizer_step_pre_hooks")), ""
+    )
 
 
 def _alone(state: RankState) -> str:
