@@ -29,6 +29,7 @@ ELSEWHERE = {
     "replay",
     "demo",
     "detect score",
+    "reset apply",
 }
 
 
@@ -69,7 +70,7 @@ def test_every_command_prints_real_values_in_every_form(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with swap_fleet() as fleet:
-        fleet.nodes("n1", "n2", "n3", "n4")
+        fleet.nodes("n1", "n2", "n3", "n4", config='reboot = ["true"]')
         monkeypatch.setenv("GRIDCTL_HOME", str(fleet.root))
         assert Home.find().journal == fleet.home.journal
         client = fleet.controller()
@@ -115,6 +116,7 @@ def test_every_command_prints_real_values_in_every_form(
             ("collect", "n1", "--dry-run"),
             ("collect", "n1", "--out", str(fleet.root / "evidence")),
             ("uncordon", "n2", "--dry-run"),
+            ("reset plan", "n2", "--reboot"),
         ):
             all_forms(command, *arguments)
         for form in Format:

@@ -19,8 +19,8 @@ YES = Gate(who="ann", reason="a test", yes=True)
 
 
 @pytest.fixture
-def fleet() -> Iterator[SwapFleet]:
-    with swap_fleet() as made:
+def fleet(request: pytest.FixtureRequest) -> Iterator[SwapFleet]:
+    with swap_fleet(execute=getattr(request, "param", False)) as made:
         made.nodes("n1", "n2", "n3", "n4")
         client = made.controller()
         made.train("n1", "n2", "n3")
@@ -142,6 +142,7 @@ def test_a_killed_controller_s_run_can_be_rolled_back(fleet: SwapFleet) -> None:
     fleet.finish_job()
 
 
+@pytest.mark.parametrize("fleet", [True], indirect=True, ids=["executed"])  # as the agent starts a spare
 def test_a_spare_that_dies_turns_the_run_back_and_the_next_plan_works(fleet: SwapFleet) -> None:
     client = fleet.controller()
     plan, run, journal = started(fleet, client)

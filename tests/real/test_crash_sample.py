@@ -10,9 +10,7 @@ CELLS = [
     ("open-survivor0", "chair's agent"),  # old
     ("join-survivor2", "controller, rolled back"),  # old
     ("ARMED-survivor2", "survivor's agent"),  # new
-    ("STANDING-target1", "target"),  # old
     ("PREPARED-source1", "source"),  # recovered
-    ("RUNNING-chair", "target"),  # recovered
     ("PREPARED-target1", "controller"),  # new
     ("DECIDED-chair", "target"),  # returned
     ("ENDING-chair", "source's agent"),  # new
