@@ -76,7 +76,7 @@ def test_a_node_leaves_and_nothing_differs(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.matrix  # as long as the demo itself; what it shows is in test_train_damage.py, and in the whole matrix
+@pytest.mark.matrix  # as long as the demo itself; test_train_damage.py has all kinds of damage
 def test_a_spoilt_transfer_is_found_and_training_goes_on(folder: Path) -> None:
     child = demo(folder, "--yes", "--reason", "a drill", "--sabotage", "moment", "-o", "json")
     output, narration = child.communicate(timeout=DEADLINE_S)
