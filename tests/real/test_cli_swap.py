@@ -4,6 +4,7 @@ import csv
 import io
 import json
 
+import pytest
 from command_line import OnTerminal, data, gridctl
 from swap_fleet import parked, swap_fleet, training
 
@@ -70,7 +71,8 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         assert data(root, "journal", "verify")["ok"] is True
 
 
-def test_a_script_detaches_aborts_and_finds_the_old_members_training() -> None:
+def test_a_script_detaches_aborts_and_finds_the_old_members_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_STEP_S", "1")  # the spare warms up for longer than the abort takes to come
     with swap_fleet() as fleet:
         fleet.nodes("n1", "n2", "n3", "n4")
         root = fleet.root
