@@ -275,20 +275,19 @@ class Session:
 
     def _warm_up(self) -> None:
         self._warmup_left -= 1
-        if self._warmup_left > 0 or (self._warmup_left > -_WARMUP_MORE and not self._warmed_up()):
+        if self._warmup_left > 0:
+            return
+        told = self.feeds.rehearse()  # in any case, also where the buckets never come
+        if self._warmup_left > -_WARMUP_MORE and not (told and self._rebuilt()):
             return
         self._warming_up = False
         self.state.poison()
         CONTEXT.warm.set()
         self.obey()  # returns when this process has taken its rank, else the process ends
 
-    def _warmed_up(self) -> bool:
-        """Does DDP tell its rebuilt buckets, and do all loaders tell how they are opened anew?
-
-        With a static graph the one takes a step more, at a loader's end the other.
-        """
-        rebuilt = CONTEXT.spare is None or self.buckets() == CONTEXT.spare.buckets
-        return rebuilt and self.feeds.rehearse()
+    def _rebuilt(self) -> bool:
+        """Does DDP tell its rebuilt buckets by now? With a static graph that takes a step more."""
+        return CONTEXT.spare is None or self.buckets() == CONTEXT.spare.buckets
 
     def take_over(self, step: int) -> None:
         """Everything of the rank is in place: from here on this process is the rank."""
