@@ -115,10 +115,11 @@ class NodeWatch:
         if record.kind == "beat":
             self._beats = True
             self._rhythm.beat(now_unix_s, self._policy.thresholds.heartbeat)
-            if self.findings.pop(_GONE, None):
-                calm = False
-                if not self._grounds()[0]:
-                    self._decided = False  # it is back: the next silence is another one
+        if _GONE in self.findings and (record.kind == "beat" or not self._beats):
+            del self.findings[_GONE]
+            calm = False
+            if not self._grounds()[0]:
+                self._decided = False  # it is back: the next silence is another one
         for found in self._observe(record):
             calm = False
             if isinstance(found, Cleared):
@@ -129,7 +130,8 @@ class NodeWatch:
                 yield from self._once(found)
             else:
                 yield from self._take(found)
-        if self.verdict == "blind" and self._beats and record.kind != "beat" and not self.findings:
+        others = self.findings.keys() - {_GONE}
+        if self.verdict == "blind" and self._beats and record.kind != "beat" and not others:
             return  # its heart is not back yet: a log line or a step says nothing about the whole
         if calm and self._calm and self.verdict != "blind":
             return  # all is as it was when it was judged before
@@ -444,13 +446,17 @@ class NodeWatch:
         self._calm = (not grounds or self._decided) and "settling" not in self.holds
 
     def _grounds(self) -> tuple[list[Finding], str]:
-        """The findings that make the node faulty, the first cause first, and the rule; [] if none."""
-        decisive = [finding for finding in self.findings.values() if finding.preempt_job]
+        """The findings that make the node faulty, the first cause first, and the rule; [] if none.
+
+        Never that it is gone: only a lasting silence decides that (`tick`), and whoever has just spoken is not.
+        """
+        present = [finding for key, finding in self.findings.items() if key != _GONE]
+        decisive = [finding for finding in present if finding.preempt_job]
         if decisive:
             return decisive, decisive[0].rule
         grave = [
             finding
-            for finding in self.findings.values()
+            for finding in present
             if SEVERITIES.index(finding.severity) >= _CRITICAL and finding.fault not in _NOT_THE_NODE
         ]
         window_s = self._policy.thresholds.two_layers.window_s

@@ -6,6 +6,7 @@ What several nodes share (a job, a rack, an NVLink domain) is the fault of none 
 bounds how many are given up within an hour.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 
@@ -50,6 +51,7 @@ class Watch:
         self._steps = Steps(policy.thresholds.straggler, policy.thresholds.loss_spike)
         self._causes = Causes(policy.thresholds.shared_cause, policy.thresholds.shared_fate, self._nodes)
         self._silent: set[str] = set()
+        self._together_unix_s: dict[str, float] = {}  #: node -> when its silence was last one of many
         self._due: list[
             tuple[float, str]
         ] = []  #: heap: when each node that is not silent can be at the earliest
@@ -84,6 +86,7 @@ class Watch:
     def tick(self, now_unix_s: float) -> list[Output]:
         """Lets time pass: nodes that have been silent for too long become blind."""
         self._look_for_silence(now_unix_s)
+        self._note_who_is_silent_together(now_unix_s)
         outputs: list[Output] = [
             out
             for name in sorted(self._silent)
@@ -185,6 +188,30 @@ class Watch:
         why = f"the same on {', '.join(after)} of {group}: one event, and of none of them"
         return [msgspec.structs.replace(out, node="", device="node", why=[why], rule="shared-fate")]
 
+    def _note_who_is_silent_together(self, now_unix_s: float) -> None:
+        limits = self._policy.thresholds.shared_fate
+        places = {name: self._places(self._nodes[name].facts) for name in self._silent}
+        silent = Counter(place for its in places.values() for place in its)
+        many = len(places) >= max(limits.nodes, limits.silent_share * len(self._nodes))
+        for name, its in places.items():
+            if many or any(silent[place] >= limits.nodes for place in its):
+                self._together_unix_s[name] = now_unix_s
+
+    def _places(self, facts: WatchedNode) -> set[str]:
+        """What a node shares with others beside its jobs."""
+        return {group for group in self._fate.groups(facts) if not group.startswith("job ")}
+
+    def _comes_back(self, now_unix_s: float, name: str) -> str:
+        """Why a node that fell silent with others, of whom most are back, is given time to follow them."""
+        together_unix_s = self._together_unix_s.get(name, float("-inf"))
+        ago_s = now_unix_s - together_unix_s
+        if (
+            self._nodes[name].heard_unix_s > together_unix_s
+            or ago_s > self._policy.thresholds.shared_fate.return_s
+        ):
+            return ""
+        return f"it fell silent together with others, who are back since {ago_s:.0f} s: it may follow"
+
     def _gate(
         self, t_unix_s: float, facts: WatchedNode, grounds: list[Finding], rule: str
     ) -> tuple[str, str] | None:
@@ -192,6 +219,8 @@ class Watch:
         if rule == "heartbeat.two-observers":
             if why := self._cut_off(facts):
                 return "shared-fate.silent", why
+            if why := self._comes_back(t_unix_s, facts.name):
+                return "shared-fate.returns", why
         elif rule == "two-layers":
             for finding in grounds:
                 if why := self._fate.shared(t_unix_s, facts, finding.kind, finding.device):
@@ -205,10 +234,8 @@ class Watch:
         limits = self._policy.thresholds.shared_fate
         if len(self._silent) >= max(limits.nodes, limits.silent_share * len(self._nodes)):
             return f"{len(self._silent)} of {len(self._nodes)} nodes are silent: the network, or this reader"
-        mine = {group for group in self._fate.groups(facts) if not group.startswith("job ")}
-        also = [
-            name for name in sorted(self._silent) if mine & set(self._fate.groups(self._nodes[name].facts))
-        ]
+        mine = self._places(facts)
+        also = [name for name in sorted(self._silent) if mine & self._places(self._nodes[name].facts)]
         if len(also) >= limits.nodes:
             return f"{', '.join(also[:8])} share a rack, domain or cooling zone and are silent, too"
         return ""

@@ -97,6 +97,41 @@ def test_a_whole_rack_that_falls_silent_is_not_given_up_node_by_node() -> None:
     assert all(fleet.watch.verdict(name) == "healthy" for name in fleet.names)
 
 
+def test_the_last_of_a_rack_to_come_back_is_not_given_up_because_the_others_are_back() -> None:
+    fleet = Fleet(24, racks=6)
+    fleet.run(100)
+    rack = sorted(name for name in fleet.names if int(name[1:]) % 6 == 2)
+    fleet.dead = set(rack)
+    fleet.run(100)
+    fleet.dead = {rack[-1]}
+    fleet.run(200)
+    assert fleet.of(Decision) == []
+    assert any("may follow" in out.why[-1] for out in fleet.of(Suppressed))
+    fleet.run(200)
+    (decision,) = fleet.of(Decision)
+    assert (decision.node, decision.rule) == (rack[-1], "heartbeat.two-observers"), "it does not follow"
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_whoever_has_just_said_something_is_not_gone(beats: bool) -> None:
+    """A simulated month: the first word of a rack that was cut off was a sample, and moved its node."""
+    fleet = Fleet(24, racks=6)
+    fleet.mute = set() if beats else set(fleet.names)
+    fleet.run(100)
+    fleet.dead = {name for name in fleet.names if int(name[1:]) % 6 == 2}
+    fleet.run(100)
+    assert fleet.of(Finding)
+    name = sorted(fleet.dead)[0]
+    fleet.feed(name, "sample", device="gpu:0", pci="0000:4e:00.0", v={"util_pct": 90, "temp_c": 60})
+    fleet.feed(name, "log", source="kmsg", line="something usual")
+    assert fleet.of(Decision) == []
+    if beats:
+        assert fleet.watch.verdict(name) == "blind", "its heart is not back yet"
+        fleet.feed(name, "beat")
+    assert fleet.watch.verdict(name) == "healthy"
+    assert fleet.of(Decision) == []
+
+
 @pytest.mark.parametrize(("begin", "end"), [("drain", "undrain"), ("maintenance_begin", "maintenance_end")])
 def test_people_at_work_are_not_disturbed(begin: str, end: str) -> None:
     fleet = Fleet(12)

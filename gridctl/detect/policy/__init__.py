@@ -158,6 +158,7 @@ class SharedFate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     nodes: int
     window_s: float
     silent_share: float
+    return_s: float
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
