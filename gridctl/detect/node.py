@@ -448,7 +448,7 @@ class NodeWatch:
     def _grounds(self) -> tuple[list[Finding], str]:
         """The findings that make the node faulty, the first cause first, and the rule; [] if none.
 
-        Never that it is gone: only a lasting silence decides that (`tick`), and whoever has just spoken is not.
+        Never that it is gone: only a lasting silence (`tick`) decides that, and who has just spoken is not.
         """
         present = [finding for key, finding in self.findings.items() if key != _GONE]
         decisive = [finding for finding in present if finding.preempt_job]
