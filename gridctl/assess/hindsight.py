@@ -41,11 +41,14 @@ class Hindsight:
             self._entries.append(Entry(t_unix_s=line["t"], kind=kind, data=data))
 
     def outcomes(self, truth: Truth) -> list[Outcome]:
-        """Every forecast and what came of it; none of a recording of less than two days."""
+        """Every forecast and what came of it; none of a recording of less than two days.
+
+        A forecast is about one node: what befalls a job or a place as a whole is the fault of none of them.
+        """
         faults: dict[str, list[tuple[float, str]]] = {}
         for fault in truth.faults:
-            for node in fault.members():
-                faults.setdefault(node, []).append((fault.t, self._known.class_of(fault.kind)))
+            if len(members := fault.members()) == 1:
+                faults.setdefault(members[0], []).append((fault.t, self._known.class_of(fault.kind)))
 
         def came(node: str, from_s: float, until_s: float) -> set[str]:
             return {of_class for t, of_class in faults.get(node, ()) if from_s < t <= until_s}
