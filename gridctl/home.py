@@ -61,6 +61,11 @@ class Home:
         return self.config / "policy.toml"
 
     @property
+    def notify_file(self) -> Path:
+        """Who is told of incidents, and how."""
+        return self.config / "notify.toml"
+
+    @property
     def trust(self) -> Path:
         return self.config / "trust"
 

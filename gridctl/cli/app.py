@@ -17,6 +17,7 @@ from gridctl.cli import (
     freeze,
     incidents,
     journal,
+    notify,
     policy,
     record,
     replay,
@@ -75,6 +76,7 @@ def _tree() -> None:
     root.command()(incidents.incidents)
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
+    root.add_typer(notify.app, name="notify")
     root.command()(diagnose.diagnose)
     root.command()(risk.risk)
     root.command()(collect.collect)

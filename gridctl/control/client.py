@@ -12,6 +12,7 @@ from gridctl.errors import ConfigError, GridctlError, Hangs, Refused, Unanswered
 from gridctl.home import Home
 from gridctl.model.evidence import Collected, Wanted
 from gridctl.model.fleet import Node
+from gridctl.model.notices import NotifyStatus, Silence, SilenceWanted
 from gridctl.model.plans import DryCall, Gate, Plan, Request
 from gridctl.model.runs import Run
 from gridctl.ports.lines import Lines
@@ -116,6 +117,16 @@ class Client:
 
     def thaw(self, scope: str, gate: Gate) -> list[dict[str, str]]:
         return self._ask("POST", "/v1/thaw", list[dict[str, str]], {"scope": scope, "gate": gate}, FREEZE_S)
+
+    def notify(self) -> NotifyStatus:
+        """Who is told of incidents, what is late, and which silences hold."""
+        return self._ask("GET", "/v1/notify", NotifyStatus)
+
+    def silence(self, wanted: SilenceWanted) -> Silence:
+        return self._ask("POST", "/v1/silence", Silence, wanted)
+
+    def unsilence(self, name: str, gate: Gate) -> Silence:
+        return self._ask("POST", f"/v1/silence/{_path(name)}/end", Silence, gate)
 
     def collect(self, wanted: Wanted) -> Collected:
         """Takes evidence of a node, or of an incident's node."""

@@ -19,6 +19,7 @@ from gridctl.control.devicelog import DeviceLog
 from gridctl.control.driver import Driver
 from gridctl.control.followers import Followers
 from gridctl.control.freezes import relay, relayed
+from gridctl.control.herald import Herald
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
 from gridctl.control.planner import make_plan
@@ -64,6 +65,7 @@ class Controller:
         self.autopilot = Autopilot(self)
         self.sentinel = Sentinel(self.ledger, self.steps, self.autopilot.propose, detect_policy(self.policy))
         self.assessor = Assessor(self)
+        self.herald = Herald(self)
         self.poll = Poll(self.agents)
         self.taps = Taps(self._heard)
         self.followers = Followers(self.agents, self.taps.feed)
@@ -106,6 +108,7 @@ class Controller:
             ("passing a freeze on", self._relay_missed),
             ("taking up what was interrupted", self.autopilot.take_up),
             ("watching the time", self._let_time_pass),
+            ("telling people", self.herald.turn),
         )
         self._turning = asyncio.create_task(turn_for_ever(parts, POLL_S))
 
@@ -124,6 +127,7 @@ class Controller:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.herald.close()
         await self.poll.close()
         await self.followers.close()
         await self.sentinel.close()
@@ -217,7 +221,7 @@ class Controller:
 
     async def apply(self, plan_id: str, gate: Gate) -> Run:
         """Starts the run of a plan. Raises `Refused`; then nothing was changed."""
-        self._may_act()
+        self.may_act()
         self._refuse_unsound()
         async with self._applying:
             plan = self.ledger.plan(plan_id)
@@ -264,14 +268,14 @@ class Controller:
 
     async def uncordon(self, node: str, gate: Gate) -> Node:
         """Opens a repaired node for new work. Raises `Refused`."""
-        self._may_act()
+        self.may_act()
         self._refuse_unsound()
         async with self._applying:
             return await uncordon(self, node, gate)
 
     async def freeze(self, scope: str, gate: Gate, *, frozen: bool) -> list[dict[str, str]]:
         """Relays a freeze or thaw to all agents; those that miss it get it when they answer again."""
-        self._may_act()
+        self.may_act()
         gates.check_meant(scope, gate)
         what = "freeze" if frozen else "thaw"
         said = {"what": what, "scope": scope, "who": gate.who, "reason": gate.reason}
@@ -290,7 +294,8 @@ class Controller:
 
     # ----------------------------------------------------------------------------------------------
 
-    def _may_act(self) -> None:
+    def may_act(self) -> None:
+        """Raises `Refused` where this controller changes nothing."""
         if why := self.read_only:
             raise Refused("read-only", f"this controller changes nothing: {why}")
 
@@ -355,7 +360,7 @@ class Controller:
 
     def _confirmed(self, run: str, gate: Gate, verb: str) -> Plan:
         """The plan of a run that somebody means to steer. Raises `Refused`."""
-        self._may_act()
+        self.may_act()
         gates.check_meant(self.ledger.run(run).node, gate)
         return self._steerable(run, verb)
 

@@ -134,6 +134,8 @@ def _told(record: Record) -> str:
         case "run" | "step":
             what = f"run {data['run']}" if record.kind == "run" else f"step {data['step']}"
             return f"{what}: {data['state']}" + (f" ({data['text']})" if data.get("text") else "")
+        case "notice":
+            return f"{data['receiver']} ({data['event']}, {data['state']}): {data['text']}"
         case "lease":
             return f"lease with fence {data['fence']} from {len(data['granted'])} agents"
         case "note" if "phase" in data:

@@ -15,6 +15,7 @@ from gridctl.errors import GridctlError, Refused
 from gridctl.home import Home
 from gridctl.model.plans import Plan
 from gridctl.model.runs import ENDS, Incident, Run
+from gridctl.notify.duty import Past
 from gridctl.runbook import progress
 from gridctl.runbook.progress import Progress
 from gridctl.runbook.spares import Claims
@@ -34,6 +35,7 @@ class Ledger:
         self.driven: set[str] = set()  #: runs that this process has in hand
         self.incidents = Incidents()
         self.record = FleetRecord(tables())  #: faults, repairs and signals of each node
+        self.told = Past()  #: whom incidents were told to, and who wants silence
         self.freezes: dict[str, dict[str, Any]] = {}  #: scope -> the newest freeze or thaw of it
         self.owed: list[dict[str, Any]] = []  #: of freezes in force: what could not be written yet
         self.missed: dict[str, set[str]] = {}  #: scope -> nodes that this has not reached yet
@@ -180,6 +182,7 @@ class Ledger:
             self.deaths[data["job"]] = msgspec.convert(death, Death)
         if key := data.get("key"):
             self.said.add(tuple(key))
+        self.told.take(record.kind, data, record.t_unix_s)
         self.incidents.take(record)
         self.record.take(record.kind, data, record.t_unix_s)
 

@@ -18,6 +18,7 @@ from gridctl.control.evidence import collect
 from gridctl.errors import ConfigError, GridctlError, Refused
 from gridctl.model.evidence import Wanted
 from gridctl.model.fleet import jobs, spares
+from gridctl.model.notices import SilenceWanted
 from gridctl.model.plans import Gate, Request
 
 T = TypeVar("T")
@@ -66,6 +67,9 @@ class Service:
                 web.post("/v1/run/" + _any("id") + "/{verb:abort|rollback|resume}", self._steer),
                 web.post("/v1/node/" + _any("name") + "/uncordon", self._uncordon),
                 web.post("/v1/{verb:freeze|thaw}", self._freeze),
+                web.get("/v1/notify", self._notify),
+                web.post("/v1/silence", self._silence),
+                web.post("/v1/silence/" + _any("id") + "/end", self._unsilence),
                 web.post("/v1/stop", self._end),
             ]
         )
@@ -174,6 +178,18 @@ class Service:
     async def _uncordon(self, request: web.Request) -> web.StreamResponse:
         gate = await _body(request, Gate)
         return _json(await _to_the_end(self._controller.uncordon(request.match_info["name"], gate)))
+
+    async def _notify(self, request: web.Request) -> web.StreamResponse:
+        return _json(self._controller.herald.status())
+
+    async def _silence(self, request: web.Request) -> web.StreamResponse:
+        self._controller.may_act()
+        return _json(self._controller.herald.silence(await _body(request, SilenceWanted)))
+
+    async def _unsilence(self, request: web.Request) -> web.StreamResponse:
+        self._controller.may_act()
+        gate = await _body(request, Gate)
+        return _json(self._controller.herald.unsilence(request.match_info["id"], gate.who, gate.reason))
 
     async def _end(self, request: web.Request) -> web.StreamResponse:
         self._stop.set()

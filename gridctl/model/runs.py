@@ -15,6 +15,8 @@ Data of the journal's records, by kind (all carry `incident` where there is one)
               "text", "code", "file", "bytes", "sha256", "taken_unix_s"}: a collection, before and after it
     audit     {"what", "who", "reason", ...}: freeze, thaw, abort, rollback, resume, uncordon, acts of trust,
               join; relayed {"scope", "missed": [node], "refused": [node]}: what came of a freeze or thaw
+    notice    {"incident", "thread", "route", "receiver", "event", "incidents", "escalation", "state":
+              sent|failed|given-up, "text"}: what was told to whom (`gridctl.notify.duty`)
     note      {"incident", "run", "node", "phase", "handover", "detail"}: a phase that an agent told of
 
 States of a run: running, held (stopped, needs a person), and the ends done, aborted, rolled-back, failed.
@@ -78,6 +80,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     job: str = ""
     opened_unix_s: float = 0.0
     closed_unix_s: float = 0.0
+    acked_by: str = ""
     findings: list[dict[str, Any]] = []
     decision: dict[str, Any] = {}
     choice: dict[str, Any] = {}  #: what ought to be done and what each alternative costs, as it was last
