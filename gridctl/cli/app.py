@@ -8,6 +8,7 @@ import typer
 
 from gridctl.cli import (
     about,
+    acts,
     collect,
     cordons,
     demo,
@@ -73,6 +74,8 @@ def _tree() -> None:
     root.command()(freeze.thaw)
     root.command()(cordons.uncordon)
     root.command()(incidents.incidents)
+    for verb in acts.VERBS:
+        incidents.app.command()(verb)
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
     root.command()(diagnose.diagnose)
