@@ -8,6 +8,7 @@ import typer
 
 from gridctl.cli import (
     about,
+    acts,
     collect,
     cordons,
     demo,
@@ -74,6 +75,8 @@ def _tree() -> None:
     root.command()(freeze.thaw)
     root.command()(cordons.uncordon)
     root.command()(incidents.incidents)
+    for verb in acts.VERBS:
+        incidents.app.command()(verb)
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
     root.add_typer(notify.app, name="notify")

@@ -14,7 +14,7 @@ from gridctl.model.evidence import Collected, Wanted
 from gridctl.model.fleet import Node
 from gridctl.model.notices import NotifyStatus, Silence, SilenceWanted
 from gridctl.model.plans import DryCall, Gate, Plan, Request
-from gridctl.model.runs import Run
+from gridctl.model.runs import Act, Incident, Run
 from gridctl.ports.lines import Lines
 
 if TYPE_CHECKING:
@@ -131,6 +131,10 @@ class Client:
     def collect(self, wanted: Wanted) -> Collected:
         """Takes evidence of a node, or of an incident's node."""
         return self._ask("POST", "/v1/evidence", Collected, wanted, EVIDENCE_S)
+
+    def act(self, incident: str, verb: str, act: Act) -> Incident:
+        """note, link, ack, assign, close, reopen or merge: the incident as it is then."""
+        return self._ask("POST", f"/v1/incident/{_path(incident)}/{verb}", Incident, act)
 
     def records(self, nodes: Sequence[str]) -> Iterator[bytes]:
         """Lines of GET /v1/records: a `Beginning`, then records, and an empty one every second."""

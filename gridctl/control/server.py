@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gridctl import __version__
-from gridctl.control import taps
+from gridctl.control import acts, taps
 from gridctl.control.controller import Controller
 from gridctl.control.evidence import collect
 from gridctl.errors import ConfigError, GridctlError, Refused
@@ -20,6 +20,7 @@ from gridctl.model.evidence import Wanted
 from gridctl.model.fleet import jobs, spares
 from gridctl.model.notices import SilenceWanted
 from gridctl.model.plans import Gate, Request
+from gridctl.model.runs import Act
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ class Service:
                 web.post("/v1/plan", self._plan),
                 web.post("/v1/apply", self._apply),
                 web.post("/v1/run/" + _any("id") + "/{verb:abort|rollback|resume}", self._steer),
+                web.post("/v1/incident/" + _any("id") + "/{verb:" + "|".join(acts.VERBS) + "}", self._act),
                 web.post("/v1/node/" + _any("name") + "/uncordon", self._uncordon),
                 web.post("/v1/{verb:freeze|thaw}", self._freeze),
                 web.get("/v1/notify", self._notify),
@@ -169,6 +171,12 @@ class Service:
         gate = await _body(request, Gate)
         verbs = {"abort": controller.abort, "rollback": controller.rollback, "resume": controller.resume}
         return _json(await _to_the_end(verbs[request.match_info["verb"]](request.match_info["id"], gate)))
+
+    async def _act(self, request: web.Request) -> web.StreamResponse:
+        controller, about = self._controller, request.match_info
+        if why := controller.read_only:
+            raise Refused("read-only", f"this controller changes nothing: {why}")
+        return _json(acts.act(controller.ledger, about["id"], about["verb"], await _body(request, Act)))
 
     async def _freeze(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, Freeze)

@@ -151,6 +151,9 @@ EFFECTS = [
     "run resume r",
     "freeze",
     "thaw",
+    "incident note i x",
+    "incident ack i",
+    "incident close i --verdict unknown",
 ]
 READ_ONLY = [(effect, "flag") for effect in EFFECTS] + [("thaw", "environment"), ("thaw", "file")]
 
