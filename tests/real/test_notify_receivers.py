@@ -191,7 +191,8 @@ def test_what_was_not_taken_is_sent_again_also_by_the_next_controller(
 
 def test_a_receiver_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
     async def play() -> None:
-        hung = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        heard: list[asyncio.StreamWriter] = []
+        hung = await asyncio.start_server(lambda _, writer: heard.append(writer), "127.0.0.1", 0)
         port = hung.sockets[0].getsockname()[1]
         async with served() as server:
             world = World(
@@ -204,7 +205,12 @@ def test_a_receiver_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
             world.incident()
             await world.until(lambda: len(server.taken) == 1)
             await world.close()
+        assert heard, "it was asked as well"
         hung.close()
+        for writer in heard:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     asyncio.run(play())
 
