@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 _MARKDOWN = re.compile(r"([\\`*\[\]<|~&$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 #: What begins a heading, a quotation or a list, where a text begins with it.
-_BEGIN = re.compile(r"^( *)([-+>#=])")
-_NUMBER = re.compile(r"^( *\d+)([.)])")
+_BEGIN = re.compile(r"^( *)([>#]|[-+=](?=[-+= ]|$))")
+_NUMBER = re.compile(r"^( *\d{1,9})([.)])(?= |$)")
 #: What GitHub and others make a link of without being asked.
 _AUTOLINK = re.compile(r"(?i)(?<=www)\.|:(?=//)")
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from gridagent.journal import Record
+from gridctl.errors import Refused
 from gridctl.history import History, HistoryError
 
 #: A plot shows so much before the first line and after the last record.
@@ -49,11 +50,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(history: History, incident: str) -> Source:
-    """Raises `HistoryError` where the journal knows no such incident, or cannot be read."""
+    """Raises `Refused` for an unknown incident, `HistoryError` where the journal cannot be asked."""
     records = _records(history, f"incident = {_text(incident)}")
     opened = [record for record in records if record.kind == "incident"]
     if not opened:
-        raise HistoryError(f"the journal knows no incident {incident!r}")
+        raise Refused(
+            "unknown-incident", f"the journal knows no incident {incident!r}: see `gridctl incidents`"
+        )
     node, job = str(opened[0].data.get("node", "")), _job(records)
     begin = min(
         _when(record) for record in records if record.data.get("type") == "finding" or record in opened
