@@ -166,7 +166,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
         yield "cost of the pause", "no pause"
         return
     yield "cost of the pause", f"{cost.pause_gpu_h:.3g} GPU-h ({cost.how})"
-    known = "the price is not known" if cost.usd is None else f"{cost.usd:.2f} USD"
+    known = "the price is not known" if cost.usd is None else f"{cost.usd:.3g} USD"
     at = "" if cost.usd_per_gpu_h is None else f", at {cost.usd_per_gpu_h:.2f} USD a GPU-hour"
     yield "in money", known + at
 
