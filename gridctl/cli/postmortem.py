@@ -15,8 +15,10 @@ from gridctl.cli.page import Output, Page, full, present
 from gridctl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from gridagent.wire import StreamRecord
     from gridctl.history import History
     from gridctl.history.report.facts import Report
+    from gridctl.history.report.source import Source
 
 Other = Annotated[str, typer.Argument(metavar="OTHER", help="Another.", autocompletion=complete.incidents)]
 
@@ -71,6 +73,51 @@ def compare(context: typer.Context, incident: Id, other: Other, output: Output =
     present(Page(data=data, columns=columns, items=found), output)
 
 
+def record(
+    context: typer.Context,
+    incident: Id,
+    out: Annotated[Path, typer.Option("--out", help="A new file: .jsonl or .jsonl.gz.")],
+) -> None:
+    """Cut a recording out of an incident: what is kept of its nodes around it, for `gridctl replay`.
+
+    It is made of the lines that findings quote, of samples and steps that are kept, and of the spool in
+    the incident's archive of evidence, if that lies where the journal says. Says what is not in it.
+    """
+    from gridctl.history.report.excerpt import excerpt
+    from gridctl.history.report.source import read
+    from gridctl.ports.recorder import Recorder, check_name
+
+    check_name(out)
+    history = _history(context)
+    source = read(history, incident)
+    spooled, unread = _spooled(source)
+    made = excerpt(history, source, spooled)
+    with Recorder(out, made.header, made.start_unix_s) as recorder:
+        for its in made.records:
+            recorder.write(its)
+    for lack in (*unread, *made.lacking):
+        say(f"not in it: {lack}")
+    say(f"{recorder.records} records: {out}; gridctl replay {out}")
+
+
+def _spooled(source: "Source") -> tuple[list["StreamRecord"], list[str]]:
+    """What the newest archive of the incident has; and why others could not be read."""
+    from gridctl.ports.archive import NotAsTold, spooled
+
+    unread: list[str] = []
+    nodes = {r.data.get("node") for r in source.records if r.kind == "incident"}
+    taken = [
+        r.data for r in source.records if r.data.get("state") == "collected" and r.data.get("node") in nodes
+    ]
+    for audit in reversed(taken):
+        try:
+            if found := spooled(Path(audit["file"]), audit["sha256"]):
+                return found, unread
+        except (OSError, NotAsTold, KeyError) as error:
+            unread.append(f"the archive of evidence: {error}")
+    return [], unread
+
+
 def _shown(value: object) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -103,4 +150,4 @@ def _write(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-VERBS = (report, compare)
+VERBS = (report, compare, record)

@@ -51,7 +51,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(history: History, incident: str) -> Source:
     """Raises `Refused` for an unknown incident, `HistoryError` where the journal cannot be asked."""
-    records = _records(history, f"incident = {_text(incident)}")
+    records = _records(history, f"incident = {literal(incident)}")
     opened = [record for record in records if record.kind == "incident"]
     if not opened:
         raise Refused(
@@ -81,16 +81,17 @@ def read(history: History, incident: str) -> Source:
 
 
 def _records(history: History, where: str) -> list[Record]:
-    rows = _rows(
+    found = rows(
         history,
         f"SELECT seq, t_unix_s, kind, actor, data, prev, hash FROM events WHERE {where} ORDER BY seq",
     )
-    return [Record(**{**row, "data": _data(row["data"])}) for row in rows]
+    return [Record(**{**row, "data": _data(row["data"])}) for row in found]
 
 
-def _rows(history: History, sql: str) -> list[Row]:
-    columns, rows = history.query(sql)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+def rows(history: History, sql: str) -> list[Row]:
+    """Each row by the names of its columns. Raises `HistoryError`."""
+    columns, found = history.query(sql)
+    return [dict(zip(columns, row, strict=True)) for row in found]
 
 
 def _data(text: Any) -> Row:
@@ -98,7 +99,7 @@ def _data(text: Any) -> Row:
     return found if isinstance(found, dict) else {}
 
 
-def _text(value: str) -> str:
+def literal(value: str) -> str:
     """A value as a literal of SQL."""
     return "'" + value.replace("'", "''") + "'"
 
@@ -130,37 +131,37 @@ def _cuts(records: list[Record]) -> list[int]:
 
 def _around(history: History, node: str, begin: float, end: float) -> list[Record]:
     """What belongs to no incident: it is of this one's story where it is of its node and its time."""
-    its = f"node = {_text(node)} AND coalesce(incident, '') = ''"
+    its = f"node = {literal(node)} AND coalesce(incident, '') = ''"
     then = f"kind IN ('finding', 'decision') AND t_unix_s BETWEEN {begin!r} AND {end + MARGIN_S!r}"
     opened = f"kind = 'audit' AND data ->> '$.what' = 'uncordon' AND t_unix_s >= {begin!r}"
     return _records(history, f"{its} AND (({then}) OR ({opened}))")
 
 
 def _earlier(history: History, node: str, incident: str, begin: float) -> list[Row]:
-    return _rows(
+    return rows(
         history,
-        f"SELECT incident, kind, opened_unix_s FROM incidents WHERE node = {_text(node)} AND"
-        f" incident <> {_text(incident)} AND opened_unix_s < {begin!r}"
+        f"SELECT incident, kind, opened_unix_s FROM incidents WHERE node = {literal(node)} AND"
+        f" incident <> {literal(incident)} AND opened_unix_s < {begin!r}"
         f" ORDER BY opened_unix_s DESC, incident LIMIT {EARLIER_MAX}",
     )
 
 
 def _merged(history: History, incident: str) -> list[str]:
     """Those whose last word is that they are a part of this one."""
-    rows = _rows(
+    found = rows(
         history,
         "SELECT incident FROM events WHERE kind = 'incident' AND incident IS NOT NULL GROUP BY incident"
         " HAVING arg_max(coalesce(data ->> '$.merged_into', ''), seq)"
         " FILTER (data ->> '$.state' = 'open' OR data ->> '$.merged_into' IS NOT NULL)"
-        f" = {_text(incident)} ORDER BY incident",
+        f" = {literal(incident)} ORDER BY incident",
     )
-    return [row["incident"] for row in rows]
+    return [row["incident"] for row in found]
 
 
 def _facts(history: History, node: str, begin: float) -> Row:
-    found = _rows(
+    found = rows(
         history,
-        f"SELECT arg_max(data, seq) AS data FROM events WHERE kind = 'facts' AND node = {_text(node)}"
+        f"SELECT arg_max(data, seq) AS data FROM events WHERE kind = 'facts' AND node = {literal(node)}"
         f" AND t_unix_s <= {begin + MARGIN_S!r}",
     )
     return _data(found[0]["data"]) if found and found[0]["data"] else {}
@@ -169,14 +170,14 @@ def _facts(history: History, node: str, begin: float) -> Row:
 def _measured(history: History, table: str, sql: str, blind: dict[str, str]) -> list[Row]:
     """Rows of a table of measurements, which a history need not have."""
     try:
-        rows = _rows(history, sql)
+        found = rows(history, sql)
     except HistoryError as error:
         lacks = "does not exist" in str(error)
         blind[table] = "" if lacks else str(error).splitlines()[0]
         return []
-    if not rows:
+    if not found:
         blind.setdefault(table, "")
-    return rows
+    return found
 
 
 def _bucket_s(window: tuple[float, float]) -> float:
@@ -188,10 +189,10 @@ def _within(window: tuple[float, float]) -> str:
 
 
 def _samples(node: str, window: tuple[float, float]) -> str:
-    names = ", ".join(map(_text, METRICS))
+    names = ", ".join(map(literal, METRICS))
     t = f"floor(t_unix_s / {_bucket_s(window)!r}) * {_bucket_s(window)!r}"
     return (
-        f"SELECT device, metric, {t} AS t, avg(value) AS value FROM samples WHERE node = {_text(node)}"
+        f"SELECT device, metric, {t} AS t, avg(value) AS value FROM samples WHERE node = {literal(node)}"
         f" AND metric IN ({names}) AND {_within(window)} GROUP BY ALL ORDER BY metric, device, t"
     )
 
@@ -201,7 +202,7 @@ def _progress(job: str, window: tuple[float, float]) -> str:
     return (
         f"SELECT rank, {t} AS t, avg(loss) FILTER (isfinite(loss)) AS loss,"
         " avg(step_s) FILTER (isfinite(step_s)) AS step_s"
-        f" FROM progress WHERE job = {_text(job)} AND {_within(window)} GROUP BY ALL ORDER BY rank, t"
+        f" FROM progress WHERE job = {literal(job)} AND {_within(window)} GROUP BY ALL ORDER BY rank, t"
     )
 
 
@@ -212,6 +213,6 @@ def _beside(job: str, window: tuple[float, float], cuts: list[int]) -> str:
     return (
         "SELECT step, avg(loss) FILTER (isfinite(loss)) AS loss,"
         " avg(step_s) FILTER (isfinite(step_s)) AS step_s"
-        f" FROM progress WHERE job = {_text(job)} AND {_within(window)} AND ({' OR '.join(near)})"
+        f" FROM progress WHERE job = {literal(job)} AND {_within(window)} AND ({' OR '.join(near)})"
         " GROUP BY step ORDER BY step"
     )
