@@ -20,6 +20,7 @@ from gridctl.cli import (
     journal,
     notify,
     policy,
+    postmortem,
     record,
     replay,
     reset,
@@ -75,7 +76,7 @@ def _tree() -> None:
     root.command()(freeze.thaw)
     root.command()(cordons.uncordon)
     root.command()(incidents.incidents)
-    for verb in acts.VERBS:
+    for verb in (*acts.VERBS, *postmortem.VERBS):
         incidents.app.command()(verb)
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")

@@ -1,12 +1,19 @@
-"""Archives of evidence as files here: written a part at a time, kept only if they are what the node said."""
+"""Archives of evidence as files here: written a part at a time, kept only if they are what the node said.
 
+What is in them is read again only if it is what the journal says.
+"""
+
+import contextlib
 import hashlib
 import os
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from gridagent.wire import Evidence
+import msgspec
+
+from gridagent.wire import Evidence, StreamRecord
 
 #: What a node may send, and what it may unpack to, whatever it says of itself.
 BYTES_MAX = 1 << 30
@@ -86,3 +93,28 @@ def _digest(content: IO[bytes]) -> str:
             raise NotAsTold(f"it unpacks to more than {BYTES_MAX} bytes")
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def spooled(path: Path, sha256: str) -> list[StreamRecord]:
+    """What a node has told within the hour before an archive of it was taken, in order.
+
+    Raises `OSError` where the file is not there, `NotAsTold` where it is another than the journal says.
+    """
+    with path.open("rb") as file:
+        if (digest := _digest(file)) != sha256:
+            raise NotAsTold(f"{path} has digest {digest[:12]}, the journal says {sha256[:12]}")
+        file.seek(0)
+        try:
+            with tarfile.open(fileobj=file, mode="r:gz") as archive:
+                found = [member for member in archive if member.name == "spool.jsonl"]
+                content = archive.extractfile(found[0]) if found else None
+                return [*_records(content)] if content else []
+        except (tarfile.TarError, EOFError) as error:
+            raise NotAsTold(f"{path} is no archive: {error}") from None
+
+
+def _records(lines: IO[bytes]) -> Iterator[StreamRecord]:
+    decode = msgspec.json.Decoder(StreamRecord).decode
+    for line in lines:
+        with contextlib.suppress(msgspec.MsgspecError):  # cut off where it was too much
+            yield decode(line)
