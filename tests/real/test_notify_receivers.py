@@ -6,12 +6,15 @@ import hmac
 import json
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from email import message_from_bytes
 from email.message import Message
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,9 @@ import pytest
 from agents import free_port, wait_for
 from aiohttp import web
 from command_line import data, gridctl
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from swap_fleet import swap_fleet
 
 from gridagent import journal
@@ -89,12 +95,12 @@ class Web:
             self.taken.append((request.path, json.loads(body), dict(request.headers), body))
         return web.Response(status=status, text="\x1b[31mno", headers={"Retry-After": "0"})
 
-    async def start(self) -> None:
+    async def start(self, context: ssl.SSLContext | None = None) -> None:
         app = web.Application()
         app.router.add_post("/{path:.*}", self._take)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=context).start()
 
     async def stop(self) -> None:
         if self._runner:
@@ -102,9 +108,9 @@ class Web:
 
 
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[Web]:
+async def served(context: ssl.SSLContext | None = None) -> AsyncIterator[Web]:
     server = Web()
-    await server.start()
+    await server.start(context)
     try:
         yield server
     finally:
@@ -315,6 +321,52 @@ def test_alertmanager_has_the_alert_until_it_is_over_and_is_silent_once_it_is_ac
         await world.close()
 
     asyncio.run(play())
+
+
+def test_a_receiver_with_another_certificate_is_told_nothing(tmp_path: Path) -> None:
+    """With a certificate of a private CA: only where notify.toml names that CA."""
+    certificate, key = self_signed(tmp_path)
+
+    async def play() -> None:
+        async with served(server_context(certificate, key)) as server:
+            receiver = f'kind = "webhook"\nurl = "https://127.0.0.1:{server.port}"\nsecret = "k"'
+            world = World(tmp_path, config(receiver, f'{receiver}\nca = "{certificate}"'))
+            world.incident()
+            await world.until(lambda: len(world.told()) == 2)
+            assert sorted(world.told()) == [("to0", "opened", "failed"), ("to1", "opened", "sent")]
+            (late,) = world.herald.status().late
+            assert "CERTIFICATE_VERIFY_FAILED" in late.why
+            assert len(server.taken) == 1
+            await world.close()
+
+    asyncio.run(play())
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "receiver")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "r.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "r.key").write_bytes(key.private_bytes(*form))
+    return folder / "r.crt", folder / "r.key"
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context
 
 
 def test_secrets_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
