@@ -47,9 +47,7 @@ def incidents(
     """Open incidents, the oldest first."""
     console = Console.of(context)
     read(
-        lambda: [
-            i for i in console.controller.view("incidents", Incident) if everything or i.state == "open"
-        ],
+        lambda: console.controller.view("incidents" if everything else "open-incidents", Incident),
         lambda found: listing(found, INCIDENTS, "no incidents" if everything else "no open incidents"),
         output,
         watch,

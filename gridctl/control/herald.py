@@ -214,7 +214,7 @@ class Herald:
     def _subjects(self) -> dict[str, Subject]:
         told = {name for thread in self.past.threads.values() for name in thread.incidents}
         incidents = self._world.ledger.incidents
-        chosen = {one.id: one for one in incidents.all() if one.state == "open"}
+        chosen = {one.id: one for one in incidents.open()}
         chosen |= {name: found for name in told if (found := incidents.get(name))}
         return {name: self._subject(one) for name, one in chosen.items()}
 

@@ -23,6 +23,10 @@ class Incidents:
     def all(self) -> list[Incident]:
         return list(self._all.values())
 
+    def open(self) -> list[Incident]:
+        """Those that are not closed."""
+        return [incident for incident in self._all.values() if incident.state == "open"]
+
     def get(self, incident: str) -> Incident | None:
         return self._all.get(incident)
 

@@ -107,6 +107,7 @@ class Service:
             "jobs": lambda: jobs(nodes),
             "spares": lambda: spares(nodes),
             "incidents": ledger.incidents.all,
+            "open-incidents": ledger.incidents.open,
             "plans": lambda: list(ledger.plans.values()),
             "runs": ledger.all_runs,
             "risk": controller.assessor.all,
