@@ -81,7 +81,7 @@ class Client:
         return self._ask("GET", "/v1/health", dict[str, Any])
 
     def view(self, what: str, kind: type[T]) -> list[T]:
-        """nodes, jobs, spares, incidents, open-incidents, plans, runs or risk: structs of model and assess."""
+        """nodes, jobs, spares, incidents, open-incidents, plans, runs, risk: structs of model and assess."""
         return self._ask("GET", f"/v1/view/{what}", list[kind])  # type: ignore[valid-type]
 
     def one(self, what: str, name: str, kind: type[T]) -> T:
