@@ -1,0 +1,4 @@
+"""The week in review, out of the history: what came, what was done, what it cost, and where people knew better.
+
+`source.py` asks the history, `movers.py` says whose risk has changed, `document.py` how it is told.
+"""
