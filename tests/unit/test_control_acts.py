@@ -142,7 +142,7 @@ def test_a_merged_one_stays_readable_and_both_say_so(ledger: Ledger, tmp_path: P
         ("note", "", "ann", " \n", "not-confirmed", "words"),
         ("ack", "", "ann", "", "not-confirmed", "reason"),
         ("ack", "", " ", "x", "bad-request", "who"),
-        ("note", "", "ann", "x" * (1 << 20), "bad-request", "1048576 bytes"),
+        ("note", "", "ann", "x" * (1 << 20), "bad-request", "65536 bytes"),
         ("note", "", "ann", "é" * (REASON_BYTES_MAX // 2 + 1), "bad-request", "too much"),
         ("assign", "", "ann", "x", "bad-request", "to whom"),
         ("assign", "b" * 3000, "ann", "x", "bad-request", "2000"),
