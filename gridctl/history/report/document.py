@@ -165,9 +165,9 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
     if times.stood_s is not None:
         yield "the job stood, from the first sign until it went on", _seconds(times.stood_s, "")
     if cost is None:
-        yield "cost of it", "not known: no hand-over was made"
+        yield "cost of the waiting", "not known: no hand-over was made"
         return
-    yield "cost of it", f"{cost.gpu_h:.3g} GPU-h ({cost.how})"
+    yield "cost of the waiting", f"{cost.gpu_h:.3g} GPU-h ({cost.how})"
     known = "the price is not known" if cost.usd is None else f"{cost.usd:.3g} USD"
     at = "" if cost.usd_per_gpu_h is None else f", at {cost.usd_per_gpu_h:.2f} USD a GPU-hour"
     yield "in money", known + at
