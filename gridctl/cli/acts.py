@@ -14,8 +14,8 @@ from gridctl.model.runs import Act, Incident
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The incident.", autocompletion=complete.incidents)]
 
-#: One more than a note may have: then the controller says so.
-_READ_BYTES_MAX = 1 << 20
+#: More than a note may have: the controller says so then.
+_READ_BYTES_MAX = 1 << 17
 
 
 class Verdict(enum.StrEnum):

@@ -36,10 +36,8 @@ def _check(verb: str, its: Act) -> None:
     if not its.reason.strip():
         lacks = "a note has words" if verb == "note" else "a reason is needed (--reason)"
         raise Refused("not-confirmed", f"{lacks}: it stands in the journal")
-    if (size := len(its.reason.encode())) > REASON_BYTES_MAX:
-        text = (
-            f"{size} bytes are too much for the journal, {REASON_BYTES_MAX} is the most: link a file instead"
-        )
+    if len(its.reason.encode()) > REASON_BYTES_MAX:
+        text = f"more than {REASON_BYTES_MAX} bytes are too much for the journal: link a file instead"
         raise Refused("bad-request", text)
     if max(len(its.value), len(its.who)) > VALUE_CHARS_MAX:
         raise Refused("bad-request", f"{verb}: a name or an address has at most {VALUE_CHARS_MAX} characters")

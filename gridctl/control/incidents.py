@@ -51,7 +51,7 @@ class Incidents:
             incident
             for incident in self._open()
             if incident.kind == "manual"
-            and not incident.runs
+            and not (incident.runs or incident.reopened_by)
             and all(plans[plan].expires_unix_s <= now_unix_s for plan in incident.plans if plan in plans)
         ]
 
@@ -129,8 +129,11 @@ def _state(incident: Incident, record: Record) -> dict[str, Any]:
     data = record.data
     if data["state"] == "closed":
         said: dict[str, Any] = {name: data[name] for name in ("verdict", "merged_into") if name in data}
-        return {"state": "closed", "closed_unix_s": incident.closed_unix_s or record.t_unix_s, **said}
-    anew = {"verdict": "", "merged_into": "", "acked_by": ""} if incident.state == "closed" else {}
+        since_unix_s = incident.closed_unix_s or record.t_unix_s
+        return {"state": "closed", "closed_unix_s": since_unix_s, "reopened_by": "", **said}
+    by = data.get("who", "")
+    fresh = {"verdict": "", "merged_into": "", "acked_by": "", "reopened_by": by}
+    anew = fresh if incident.state == "closed" else {}
     return {"state": "open", "closed_unix_s": 0.0, "kind": data["kind"], "title": data["title"], **anew}
 
 

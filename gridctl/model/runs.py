@@ -86,6 +86,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     closed_unix_s: float = 0.0
     acked_by: str = ""  #: who has it in hand, the last one who said so since it was opened
     assigned_to: str = ""
+    reopened_by: str = ""  #: a person, so that only a person or a run that is done closes it again
     verdict: str = ""  #: true_fault, false_alarm or unknown: a person's word; "": nobody's yet
     merged_into: str = ""  #: the incident that this one is a part of, in a person's words
     merged: list[str] = []  #: incidents that were merged into this one

@@ -3,12 +3,19 @@
 import csv
 import io
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import OnTerminal, data, gridctl
 from swap_fleet import parked, swap_fleet, training
 
 from gridctl.cli.exits import Exit
+
+
+def data_of_report(home: Path, incident: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(gridctl(home, "incident", "report", incident, "-f", "json").stdout)
+    return found
 
 
 def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
@@ -50,6 +57,15 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         incident = data(root, "incident", "show", run["incident"])
         assert (incident["state"], incident["runs"]) == ("closed", [run["id"]])
         assert any("corrected errors climb" in moment["what"] for moment in incident["timeline"])
+        shown = gridctl(root, "incident", "report", incident["id"]).stdout
+        for words in ("corrected errors climb", "parameters", "uncordon n2", "before step"):
+            assert words in shown, words
+        gridctl(
+            root, "incident", "close", incident["id"], "--verdict", "true-fault", "--yes", "--reason", "DIMM"
+        )
+        page = root / "report.html"
+        gridctl(root, "incident", "report", incident["id"], "-f", "html", "--out", str(page))
+        assert "true fault" in page.read_text()
         for again, words in (
             (["swap", "apply", plan["id"]], f"was applied as run {run['id']}"),
             (["run", "rollback", run["id"]], "was committed and is done"),
@@ -68,6 +84,8 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         parked(client)
         assert data(root, "swap", "plan", "n3")["moves"][0]["target"]["node"] == "n2", "it is a spare again"
         client.stop()
+        left = data_of_report(root, incident["id"])["follow_ups"]
+        assert not any("cordoned" in found["what"] for found in left), "its repair was confirmed"
         assert data(root, "journal", "verify")["ok"] is True
 
 

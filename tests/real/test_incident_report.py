@@ -223,7 +223,7 @@ def test_two_side_by_side(source: Source, tmp_path: Path) -> None:
     assert rows["node class"] == ("H200x8", "H200x8")
     assert rows["pause_s"] == (0.1255, None)
     assert rows["signals of its own"] == ("ecc_dbe", "")
-    assert rows["pause_usd"] == (pytest.approx(3 * 0.1255 / 3600 * 2.5), None)
+    assert rows["cost_usd"] == (pytest.approx(3 * 0.1255 / 3600 * 2.5), None)
 
 
 def test_json_has_everything_and_reads_back(source: Source) -> None:

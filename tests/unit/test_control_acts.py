@@ -1,11 +1,15 @@
 """What people do to an incident, and what becomes of it in the fold."""
 
+import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from runbook_world import World, fleet, plan_for
 
 from gridagent.journal import read
@@ -142,7 +146,7 @@ def test_a_merged_one_stays_readable_and_both_say_so(ledger: Ledger, tmp_path: P
         ("note", "", "ann", " \n", "not-confirmed", "words"),
         ("ack", "", "ann", "", "not-confirmed", "reason"),
         ("ack", "", " ", "x", "bad-request", "who"),
-        ("note", "", "ann", "x" * (1 << 20), "bad-request", "1048576 bytes"),
+        ("note", "", "ann", "x" * (1 << 20), "bad-request", "65536 bytes"),
         ("note", "", "ann", "é" * (REASON_BYTES_MAX // 2 + 1), "bad-request", "too much"),
         ("assign", "", "ann", "x", "bad-request", "to whom"),
         ("assign", "b" * 3000, "ann", "x", "bad-request", "2000"),
@@ -168,6 +172,52 @@ def test_unknown_ids_and_closed_ones(ledger: Ledger) -> None:
         assert refused(ledger, "i9", verb).code == "unknown-incident"
     do(ledger, "i1", "close", "unknown")
     assert refused(ledger, "i1", "ack").code == "not-now"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["i1", "i2", "i3"]),
+            st.sampled_from(sorted(VERBS)),
+            st.sampled_from(["i1", "i2", "i3", "unknown", "true_fault", "https://a.b"]),
+            st.sampled_from(["ann", "bob"]),
+        ),
+        max_size=25,
+    )
+)
+def test_whatever_people_do_the_journal_tells_it_again_and_nothing_is_a_part_of_itself(
+    deeds: list[tuple[str, str, str, str]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Home.at(folder), "ctl")
+        for name in ("i1", "i2", "i3"):
+            opened(ledger, name)
+        for name, verb, value, who in deeds:
+            with contextlib.suppress(Refused):
+                act(ledger, name, verb, Act(who=who, reason="why", value=value))
+        found = {incident.id: incident for incident in ledger.incidents.all()}
+        for incident in found.values():
+            whole = incident
+            for _ in found:
+                whole = found.get(whole.merged_into, whole)
+            assert not whole.merged_into, "the way up ends"
+            assert not incident.merged_into or incident.state == "closed"
+            for other in found.values():
+                assert (incident.id in other.merged) == (incident.merged_into == other.id)
+        assert again(ledger, Path(folder)) == list(found.values())
+
+
+def test_what_a_person_reopened_is_not_closed_because_nobody_applied_a_plan(tmp_path: Path) -> None:
+    ledger = Ledger(Home.at(tmp_path), "ctl")
+    about = {"incident": "i1", "kind": "manual", "node": "n1", "job": "lm", "title": "t"}
+    ledger.append("incident", {**about, "state": "open"})
+    assert [i.id for i in ledger.incidents.forgotten(2e9, {})] == ["i1"]
+    close_incident(ledger, "i1", "no plan of it was applied")
+    assert do(ledger, "i1", "reopen").reopened_by == "ann"
+    assert ledger.incidents.forgotten(2e9, {}) == []
+    assert do(ledger, "i1", "close", "unknown").reopened_by == ""
+    ledger.close()
 
 
 def test_hostile_text_is_kept_as_it_is(ledger: Ledger, tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def _took(report: Report) -> Iterator[tuple[str, float | None]]:
     yield "resolve_s", times.resolve_s
     yield "pause_s", times.pause_s
     yield "stood_s", times.stood_s
-    yield "pause_gpu_h", cost.pause_gpu_h if cost else None
-    yield "pause_usd", cost.usd if cost else None
+    yield "cost_gpu_h", cost.gpu_h if cost else None
+    yield "cost_usd", cost.usd if cost else None
 
 
 def _signals(a: Report, b: Report) -> Iterator[Row]:

@@ -32,9 +32,10 @@ def report(source: Source) -> facts.Report:
     choices = folded.each("decision", _choice, "choice")
     decisions = folded.each("decision", _decision, "decision")
     suppressed = folded.each("decision", _suppressed, "suppressed")
-    suppressed += [
-        s for r in source.around if r.data.get("type") == "suppressed" and (s := folded.one(r, _suppressed))
-    ]
+    for record in source.around:
+        make = {"suppressed": _suppressed, "finding": _weightless}.get(str(record.data.get("type")))
+        if make and (found := folded.one(record, make)):
+            suppressed.append(found)
     times = _times(folded, evidence, cuts)
     marks = list(_marks(folded, cuts))
     return facts.Report(
@@ -44,7 +45,7 @@ def report(source: Source) -> facts.Report:
         node=_node(source.facts),
         summary=list(_summary(folded, evidence, cuts, times)),
         times=times,
-        cost=_cost(cuts, choices),
+        cost=_cost(cuts, choices, times.stood_s),
         evidence=evidence,
         archives=[_archive(found) for found in incident.evidence],
         suppressed=sorted(suppressed, key=lambda found: (found.t_unix_s, found.seq)),
@@ -55,7 +56,7 @@ def report(source: Source) -> facts.Report:
         runs=folded.runs,
         phases=_phases(source.records),
         cuts=cuts,
-        losses=[_loss(row, cuts) for row in source.boundary],
+        losses=[_loss(row, cuts) for row in source.boundary if cuts],
         earlier=[msgspec.convert(row, facts.Earlier) for row in source.earlier],
         follow_ups=list(follow_ups(incident, folded.runs, [*source.records, *source.around])),
         timeline=[m for m in incident.timeline if m.seq not in folded.phases],
@@ -136,6 +137,12 @@ def _suppressed(record: Record) -> facts.Suppressed:
     data = record.data
     named = {name: str(data.get(name, "")) for name in ("device", "kind", "rule")}
     return facts.Suppressed(t_unix_s=_when(record), seq=record.seq, lines=[*map(str, data["why"])], **named)
+
+
+def _weightless(record: Record) -> facts.Suppressed:
+    """A finding of no incident: it did not weigh enough to open one."""
+    found = _suppressed(record)
+    return msgspec.structs.replace(found, lines=[*found.lines, "it does not weigh enough for an incident"])
 
 
 def _decision(record: Record) -> facts.Decision:
@@ -277,15 +284,16 @@ def _run(folded: _Folded, name: str) -> Run:
     return next(run for run in folded.runs if run.id == name)
 
 
-def _cost(cuts: list[facts.Cut], choices: list[facts.Choice]) -> facts.Cost | None:
+def _cost(cuts: list[facts.Cut], choices: list[facts.Choice], stood_s: float | None) -> facts.Cost | None:
     if not cuts:
         return None
-    gpu_h = sum(cut.ranks * cut.pause_s for cut in cuts) / HOUR_S
+    waited = [(cuts[-1].ranks, stood_s)] if stood_s is not None else [(c.ranks, c.pause_s) for c in cuts]
+    gpu_h = sum(ranks * seconds for ranks, seconds in waited) / HOUR_S
     priced = [(o.usd, o.gpu_h) for c in choices for o in c.options if o.usd and o.gpu_h]
     price = priced[-1][0] / priced[-1][1] if priced else None
     return facts.Cost(
-        pause_gpu_h=gpu_h,
-        how=" + ".join(f"{cut.ranks} ranks x {cut.pause_s:.3f} s" for cut in cuts) + ", a GPU a rank",
+        gpu_h=gpu_h,
+        how=" + ".join(f"{ranks} ranks x {seconds:.3f} s" for ranks, seconds in waited) + ", a GPU a rank",
         usd=None if price is None else gpu_h * price,
         usd_per_gpu_h=price,
     )

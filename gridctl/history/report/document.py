@@ -8,6 +8,9 @@ import msgspec
 from gridctl.history.report.facts import Choice, Cut, Plot, Report
 from gridctl.history.report.plots import NOT_KEPT
 
+#: Characters of an entry of the timeline.
+WORDS_MAX = 600
+
 
 class Text(msgspec.Struct, frozen=True):
     """A paragraph."""
@@ -45,7 +48,6 @@ class Figure(msgspec.Struct, frozen=True):
 
     plot: Plot
     marks: Sequence[tuple[float, str]]
-    from_unix_s: float = 0.0
 
 
 Block = Text | Items | Raw | Table | Links | Figure
@@ -163,17 +165,22 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
     if times.stood_s is not None:
         yield "the job stood, from the first sign until it went on", _seconds(times.stood_s, "")
     if cost is None:
-        yield "cost of the pause", "no pause"
+        yield "cost of the waiting", "not known: no hand-over was made"
         return
-    yield "cost of the pause", f"{cost.pause_gpu_h:.3g} GPU-h ({cost.how})"
+    yield "cost of the waiting", f"{cost.gpu_h:.3g} GPU-h ({cost.how})"
     known = "the price is not known" if cost.usd is None else f"{cost.usd:.3g} USD"
     at = "" if cost.usd_per_gpu_h is None else f", at {cost.usd_per_gpu_h:.2f} USD a GPU-hour"
     yield "in money", known + at
 
 
 def _timeline(report: Report, clock: Clock) -> Table:
-    rows = [[*clock.both(m.t_unix_s), m.kind, m.what] for m in report.timeline]
+    rows = [[*clock.both(m.t_unix_s), m.kind, _short(m.what)] for m in report.timeline]
     return Table(["UTC", "local", "kind", "what"], rows)
+
+
+def _short(text: str) -> str:
+    """A note may be long: it stands below in full."""
+    return text if len(text) <= WORDS_MAX else f"{text[:WORDS_MAX]}…"
 
 
 def _evidence(report: Report, clock: Clock) -> Iterator[Block]:

@@ -112,13 +112,14 @@ def _span(records: Sequence[StreamRecord]) -> tuple[float, float]:
 def _said(source: Source, node: str) -> list[StreamRecord]:
     """The lines that findings quote, as the driver has printed them; the others as notes."""
     found = [r for r in (*source.records, *source.around) if r.data.get("type") in ("finding", "suppressed")]
-    pcis = {r.data.get("device"): r.data.get("pci") for r in found if r.data.get("pci")}
+    pcis = {_place(r, node): str(r.data["pci"]) for r in found if r.data.get("pci")}
     made: dict[tuple[float, str], StreamRecord] = {}
     for record in found:
         data = record.data
-        t, of = float(data.get("t_unix_s", record.t_unix_s)), str(data.get("node") or node)
+        t, place = float(data.get("t_unix_s", record.t_unix_s)), _place(record, node)
+        of = place[0]
         quoted = [match for line in data.get("why", []) if (match := _XID.fullmatch(str(line)))]
-        pci = data.get("pci") or pcis.get(data.get("device")) or ""
+        pci = data.get("pci") or pcis.get(place) or ""
         for match in quoted if pci else []:
             line = f"NVRM: Xid (PCI:{pci}): {match[1]}, {ast.literal_eval(match[2])}"
             made.setdefault((t, line), _record(t, of, "log", {"source": "kmsg", "line": line}))
@@ -126,9 +127,15 @@ def _said(source: Source, node: str) -> list[StreamRecord]:
             text = f"{data.get('type')} {data.get('kind')} on {data.get('device')}: {data.get('why')}"
             made.setdefault((t, text), _record(t, of, "note", {"text": text}))
     mapped = [
-        _record(source.from_unix_s, node, "sample", {"device": d, "pci": p, "v": {}}) for d, p in pcis.items()
+        _record(source.from_unix_s, of, "sample", {"device": device, "pci": pci, "v": {}})
+        for (of, device), pci in pcis.items()
     ]
     return sorted([*mapped, *made.values()], key=lambda record: record.t_unix_s)
+
+
+def _place(record: Record, node: str) -> tuple[str, str]:
+    """The node and the device that a finding is about."""
+    return str(record.data.get("node") or node), str(record.data.get("device"))
 
 
 def _record(t_unix_s: float, node: str, kind: str, v: dict[str, Any]) -> StreamRecord:

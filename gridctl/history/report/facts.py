@@ -143,9 +143,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What it took; `usd` where a price is known."""
+    """What the ranks that waited took; `usd` where a price is known."""
 
-    pause_gpu_h: float
+    gpu_h: float  #: of the pause; where the job stood, of all that time
     how: str
     usd: float | None
     usd_per_gpu_h: float | None

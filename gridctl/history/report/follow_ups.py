@@ -46,16 +46,17 @@ def _unended(incident: Incident, runs: Sequence[Run]) -> Iterator[FollowUp]:
 
 def _cordons(records: Sequence[Record]) -> Iterator[FollowUp]:
     """Nodes that a run has cordoned and nobody has opened again."""
-    cordoned: dict[str, str] = {}
+    cordoned, left = dict[str, str](), dict[str, str]()  # node -> run, run -> the node that it leaves
     for record in sorted(records, key=lambda record: record.seq):
         data = record.data
+        run = str(data.get("run", ""))
         if record.kind == "run" and data.get("node"):
-            node = str(data["node"])
-        elif record.kind == "step" and data.get("step") == "cordon":
+            left[run] = str(data["node"])
+        elif record.kind == "step" and data.get("step") == "cordon" and run in left:
             if data.get("state") == "done":
-                cordoned[node] = str(data.get("run", ""))
+                cordoned[left[run]] = run
             elif data.get("state") == "undone":
-                cordoned.pop(node, None)
+                cordoned.pop(left[run], None)
         elif record.kind == "audit" and data.get("what") == "uncordon":
             cordoned.pop(str(data.get("node", "")), None)
     for node, run in cordoned.items():

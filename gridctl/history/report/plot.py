@@ -13,6 +13,8 @@ LEFT, RIGHT, TOP, BOTTOM = 72, 12, 12, 28
 #: A line is broken where nothing was measured for longer than so many of its usual distances.
 GAP = 3.0
 _X_TICKS, _Y_TICKS = 5, 4
+#: The width of a mark's word.
+_WORD = 70
 
 
 class _Scale:
@@ -39,8 +41,8 @@ def svg(figure: Figure) -> str:
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">',
         *_axes(scale),
-        *_marks(scale, figure.marks),
         *(line for place, series in enumerate(plot.series) for line in _line(scale, place, series)),
+        *_marks(scale, figure.marks),
         "</svg>",
     ]
     return "\n".join(parts)
@@ -58,11 +60,10 @@ def legend(plot: Plot) -> str:
 
 
 def _axes(scale: _Scale) -> Iterator[str]:
-    for number in range(_Y_TICKS + 1):
-        value = scale.low + (scale.high - scale.low) * number / _Y_TICKS
+    for value in _round_values(scale.low, scale.high):
         y = scale.y(value)
         yield f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
-        yield f'<text class="y" x="{LEFT - 6}" y="{y + 4:.1f}">{value:.5g}</text>'
+        yield f'<text class="y" x="{LEFT - 6}" y="{y + 4:.1f}">{value:.6g}</text>'
     ticks = _X_TICKS if scale.t1 > scale.t0 else 0
     for number in range(ticks + 1):
         t = scale.t0 + (scale.t1 - scale.t0) * number / (ticks or 1)
@@ -70,15 +71,24 @@ def _axes(scale: _Scale) -> Iterator[str]:
         yield f'<text text-anchor="{anchor}" x="{scale.x(t):.1f}" y="{HEIGHT - 8}">{_hour(t)}</text>'
 
 
+def _round_values(low: float, high: float) -> Iterator[float]:
+    """About `_Y_TICKS` values between the two that people like to read: 1, 2 or 5 of some power of ten."""
+    rough = (high - low) / _Y_TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    for number in range(math.ceil(low / step), math.floor(high / step) + 1):
+        yield number * step
+
+
 def _marks(scale: _Scale, marks: Sequence[tuple[float, str]]) -> Iterator[str]:
     """Moments that lie within what was measured; their words below each other, so that none hides another."""
-    shown = [(t, name) for t, name in marks if scale.t0 <= t <= scale.t1]
-    for place, (t, name) in enumerate(shown):
-        x, y = scale.x(t), TOP + 11 + 12 * (place % 4)
-        left = x > WIDTH * 0.75
+    shown = sorted((scale.x(t), name) for t, name in marks if scale.t0 <= t <= scale.t1)
+    for place, (x, name) in enumerate(shown):
+        y = TOP + 11 + 12 * (place % 4)
+        left = x > WIDTH * 0.75 or any(x < other < x + _WORD for other, _ in shown[:4])
         yield f'<path class="mark" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>'
         anchor, at = ("end", x - 4) if left else ("start", x + 4)
-        yield f'<text text-anchor="{anchor}" x="{at:.1f}" y="{y}">{markup(name)}</text>'
+        yield f'<text class="word" text-anchor="{anchor}" x="{at:.1f}" y="{y}">{markup(name)}</text>'
 
 
 def _line(scale: _Scale, place: int, series: Series) -> Iterator[str]:

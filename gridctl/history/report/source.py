@@ -16,6 +16,8 @@ SHOWN_MAX_S = 6 * 3600.0
 POINTS_MAX = 400
 #: Other records of the node belong to the story from so long before.
 BEFORE_S = 3600.0
+#: A node that was away may tell of a phase so long after the incident was closed.
+LATE_S = 86400.0
 BOUNDARY_STEPS = 5
 EARLIER_MAX = 10
 
@@ -51,7 +53,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(history: History, incident: str) -> Source:
     """Raises `Refused` for an unknown incident, `HistoryError` where the journal cannot be asked."""
-    records = _records(history, f"incident = {literal(incident)}")
+    records = _of(history, incident)
     opened = [record for record in records if record.kind == "incident"]
     if not opened:
         raise Refused(
@@ -80,6 +82,20 @@ def read(history: History, incident: str) -> Source:
     )
 
 
+def _of(history: History, incident: str) -> list[Record]:
+    """All records of an incident. Those of kinds that are few are asked for first: they bound the others,
+    so that a history of years is not read for one night."""
+    its = f"incident = {literal(incident)}"
+    few = _records(history, f"{its} AND kind IN ('incident', 'audit')")
+    states = [record for record in few if record.kind == "incident"]
+    if not states:
+        return []
+    more = f"{its} AND kind NOT IN ('incident', 'audit') AND seq >= {states[0].seq}"
+    if states[-1].data.get("state") == "closed":
+        more += f" AND t_unix_s <= {states[-1].t_unix_s + LATE_S!r}"
+    return sorted([*few, *_records(history, more)], key=lambda record: record.seq)
+
+
 def _records(history: History, where: str) -> list[Record]:
     found = rows(
         history,
@@ -105,8 +121,11 @@ def literal(value: str) -> str:
 
 
 def _when(record: Record) -> float:
+    """When it happened, by its node's clock, unless that is off by more than a day."""
     told = record.data.get("t_unix_s")
-    return float(told) if isinstance(told, int | float) else record.t_unix_s
+    if isinstance(told, int | float) and abs(told - record.t_unix_s) < LATE_S:
+        return float(told)
+    return record.t_unix_s
 
 
 def _of_people(record: Record) -> bool:
@@ -140,8 +159,8 @@ def _around(history: History, node: str, begin: float, end: float) -> list[Recor
 def _earlier(history: History, node: str, incident: str, begin: float) -> list[Row]:
     return rows(
         history,
-        f"SELECT incident, kind, opened_unix_s FROM incidents WHERE node = {literal(node)} AND"
-        f" incident <> {literal(incident)} AND opened_unix_s < {begin!r}"
+        f"SELECT incident, coalesce(kind, '') AS kind, opened_unix_s FROM incidents"
+        f" WHERE node = {literal(node)} AND incident <> {literal(incident)} AND opened_unix_s < {begin!r}"
         f" ORDER BY opened_unix_s DESC, incident LIMIT {EARLIER_MAX}",
     )
 
