@@ -24,6 +24,7 @@ from gridctl.cli import (
     record,
     replay,
     reset,
+    review,
     risk,
     run,
     simulate,
@@ -83,6 +84,7 @@ def _tree() -> None:
     root.add_typer(notify.app, name="notify")
     root.command()(diagnose.diagnose)
     root.command()(risk.risk)
+    root.command()(review.review)
     root.command()(collect.collect)
     root.command()(record.record)
     root.command()(replay.replay)

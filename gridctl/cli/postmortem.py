@@ -45,7 +45,7 @@ def report(
     from gridctl.history.report import markdown, page
     from gridctl.history.report.document import document
 
-    made = _report(_history(context), incident)
+    made = _report(history_of(context), incident)
     if form is Form.json:
         text = as_json(full(made))
     else:
@@ -53,7 +53,7 @@ def report(
     if out is None:
         emit(text)
         return
-    _write(out, text)
+    write_new(out, text)
     say(f"{incident}: {out}")
 
 
@@ -62,7 +62,7 @@ def compare(context: typer.Context, incident: Id, other: Other, output: Output =
     from gridctl.history.report.compare import Row
     from gridctl.history.report.compare import compare as rows
 
-    history = _history(context)
+    history = history_of(context)
     found = rows(_report(history, incident), _report(history, other))
     columns = (
         Column("what", lambda row: row.what),
@@ -88,7 +88,7 @@ def record(
     from gridctl.ports.recorder import Recorder, check_name
 
     check_name(out)
-    history = _history(context)
+    history = history_of(context)
     source = read(history, incident)
     spooled, unread = _spooled(source)
     made = excerpt(history, source, spooled)
@@ -122,7 +122,7 @@ def _shown(value: object) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _history(context: typer.Context) -> "History":
+def history_of(context: typer.Context) -> "History":
     from gridctl.history import History
 
     folder = Console.of(context).home.journal
@@ -138,7 +138,7 @@ def _report(history: "History", incident: str) -> "Report":
     return report(read(history, incident))
 
 
-def _write(path: Path, text: str) -> None:
+def write_new(path: Path, text: str) -> None:
     """Whole or not at all; what nodes have printed is for its owner to show around."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

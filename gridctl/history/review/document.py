@@ -78,8 +78,8 @@ def _spares(review: Review) -> list[Block]:
         return [Text(f"{known}. Taken within the week: {spares.taken}")]
     return [
         Text(
-            f"{spares.nodes_at_end} nodes have a spare at the end, {spares.nodes_least} had one when there were"
-            f" fewest; taken within the week: {spares.taken}"
+            f"nodes with a spare: {spares.nodes_at_end} at the end, {spares.nodes_least} when there were fewest;"
+            f" taken within the week: {spares.taken}"
         )
     ]
 

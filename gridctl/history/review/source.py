@@ -111,7 +111,7 @@ class _Asked:
         self.end = end
 
     def rows(self, sql: str) -> list[Row]:
-        """Rows by their columns. {end}, {month} and {policy} stand for values, {COLUMN}: it lies in the week."""
+        """Rows by their columns. {end}, {month}, {policy} stand for values, {COLUMN}: it is in the week."""
         values = {"end": repr(self.end), "month": repr(self.end - _MONTH_S), "policy": _POLICY}
         columns = ("t_unix_s", "a.t_unix_s", "opened_unix_s", "closed_unix_s", "started_unix_s")
         for name in columns:
@@ -125,7 +125,8 @@ class _Asked:
         return int(next(iter(self.rows(sql)[0].values())) or 0)
 
     def verdicts(self) -> dict[str, int]:
-        sql = "SELECT coalesce(verdict, 'unmarked') AS verdict, count(*) AS n FROM incidents WHERE {closed_unix_s} GROUP BY 1 ORDER BY 1"
+        said = "coalesce(verdict, 'unmarked') AS verdict"
+        sql = f"SELECT {said}, count(*) AS n FROM incidents WHERE {{closed_unix_s}} GROUP BY 1 ORDER BY 1"
         return {row["verdict"]: row["n"] for row in self.rows(sql)}
 
     def moves(self) -> Moves:
