@@ -1,12 +1,12 @@
-"""Views over the journal, for questions about what was: incidents, events, runs, steps.
+"""Views over the journal, for questions about what was: incidents, findings, plans, runs, nodes.
 
 The files are read as they are, without a lock, by any number of readers beside the one writer. A line
 that is torn or damaged is left out here; `gridctl journal verify` is what speaks of it. Queries are SQL
 (DuckDB), can only read, and see nothing but these views: columns are described in `views.sql`.
 """
 
-import pkgutil
 import threading
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,22 @@ from gridctl.errors import GridctlError
 if TYPE_CHECKING:
     import duckdb
 
-VIEWS = ("events", "incidents", "runs", "steps")
+#: What may be asked; `views.sql` says what is in each.
+VIEWS = (
+    *("incidents", "events", "findings", "decisions", "plans", "runs", "steps", "gates", "handovers"),
+    *("checkpoints", "nodes", "node_spans", "faults", "devices", "jobs", "progress", "spares", "audit", "samples"),
+)
 
 _RECORD = (
     "{seq: 'BIGINT', t_unix_s: 'DOUBLE', kind: 'VARCHAR', actor: 'VARCHAR', data: 'JSON', "
     "prev: 'VARCHAR', hash: 'VARCHAR'}"
 )
+_TOLD = """
+CREATE TABLE samples (t_unix_s DOUBLE, span_s INTEGER, node VARCHAR, device VARCHAR, metric VARCHAR, value DOUBLE,
+                      low DOUBLE, high DOUBLE, last DOUBLE, n BIGINT);
+CREATE TABLE progress (t_unix_s DOUBLE, node VARCHAR, job VARCHAR, rank INTEGER, epoch INTEGER, step BIGINT,
+                       step_s DOUBLE, loss DOUBLE, grad_norm DOUBLE)
+"""
 _RECORD_BYTES_MAX = 64 << 20
 _NO_OUTSIDE: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
@@ -44,12 +54,12 @@ class History:
         self._seen: tuple[tuple[str, int, int], ...] | None = None
         self._database: duckdb.DuckDBPyConnection | None = None
 
-    def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Names of the columns, and the rows, of one SELECT over the views.
+    def query(self, sql: str, rows_max: int | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Names of the columns, and the rows (the first `rows_max`), of one SELECT over the views.
 
         Raises `HistoryError` for anything else: writes, files, extensions, settings, wrong SQL.
         """
-        return self._run(sql, None)
+        return self._run(sql, None, rows_max)
 
     def incidents(self) -> list[dict[str, Any]]:
         """All incidents, the newest first: rows of the view `incidents`."""
@@ -84,7 +94,9 @@ class History:
         columns, rows = self._run(sql, None if name is None else {"id": name})
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
-    def _run(self, sql: str, values: dict[str, str] | None) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def _run(
+        self, sql: str, values: dict[str, str] | None, rows_max: int | None = None
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
         import duckdb
 
         cursor = self._cursor()
@@ -95,7 +107,7 @@ class History:
             cursor.execute("BEGIN TRANSACTION READ ONLY")
             cursor.execute(statements[0], values)
             columns = [column[0] for column in cursor.description or ()]
-            return columns, cursor.fetchall()
+            return columns, cursor.fetchall() if rows_max is None else cursor.fetchmany(rows_max)
         except duckdb.Error as error:
             raise HistoryError(f"the history cannot answer this: {error}") from None
         finally:
@@ -115,8 +127,6 @@ def _load(segments: list[Path]) -> "duckdb.DuckDBPyConnection":
     import duckdb
 
     database = duckdb.connect(":memory:", config=_NO_OUTSIDE)
-    views = pkgutil.get_data(__name__, "views.sql")
-    assert views is not None, "views.sql is a part of this package"
     database.execute(
         "CREATE TABLE records (seq BIGINT, t_unix_s DOUBLE, kind VARCHAR, actor VARCHAR, data JSON, "
         "prev VARCHAR, hash VARCHAR)"
@@ -129,6 +139,11 @@ def _load(segments: list[Path]) -> "duckdb.DuckDBPyConnection":
             f"columns = {_RECORD}) WHERE seq IS NOT NULL AND kind IS NOT NULL",
             {"files": full},
         )
-    database.execute(views.decode())
+    package = files(__package__)
+    for row in sorted(package.joinpath("rows").iterdir(), key=lambda file: file.name):
+        name = row.name.removesuffix(".sql")
+        database.execute(f"CREATE TABLE row_{name} AS {row.read_text(encoding='utf-8')}")
+    database.execute(_TOLD)
+    database.execute(package.joinpath("views.sql").read_text(encoding="utf-8"))
     database.execute(_LOCK)
     return database
