@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 #: What may be asked; `views.sql` says what is in each.
 VIEWS = (
     *("incidents", "events", "findings", "decisions", "plans", "runs", "steps", "gates", "handovers"),
-    *("checkpoints", "nodes", "node_spans", "faults", "devices", "jobs", "progress", "spares", "audit", "samples"),
+    *(
+        "checkpoints",
+        "nodes",
+        "node_spans",
+        "faults",
+        "devices",
+        "jobs",
+        "progress",
+        "spares",
+        "audit",
+        "samples",
+    ),
 )
 
 _RECORD = (

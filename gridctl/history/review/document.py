@@ -78,7 +78,7 @@ def _spares(review: Review) -> list[Block]:
         return [Text(f"{known}. Taken within the week: {spares.taken}")]
     return [
         Text(
-            f"nodes with a spare: {spares.nodes_at_end} at the end, {spares.nodes_least} when there were fewest;"
+            f"nodes with a spare: {spares.nodes_at_end} at the end, {spares.nodes_least} at the fewest;"
             f" taken within the week: {spares.taken}"
         )
     ]

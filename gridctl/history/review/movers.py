@@ -1,5 +1,6 @@
 """Whose risk index is another one than a week ago, out of the journal's records alone. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ import msgspec
 
 from gridctl.assess.rates import tables
 from gridctl.assess.record import FleetRecord
-from gridctl.assess.risk import Known, Part, indices, weights
+from gridctl.assess.risk import NODE, Known, Part, indices, weights
 from gridctl.history.review.facts import Mover
 
 _MONTH_S = 30 * 86400.0
@@ -37,10 +38,13 @@ def movers(entries: Iterable[Entry], from_unix_s: float, until_unix_s: float) ->
 
 
 def _mover(name: str, before: tuple[int, list[Part]], after: tuple[int, list[Part]]) -> Mover:
-    had, has = {part.what for part in before[1]}, {part.what for part in after[1]}
-    new = [part.what for part in after[1] if part.what not in had]
-    gone = [f"no more: {part.what}" for part in before[1] if part.what not in has]
-    return Mover(node=name, before=before[0], after=after[0], why=[*new, *gone])
+    had, has = Counter(map(_told, before[1])), Counter(map(_told, after[1]))
+    gone = [f"no more: {what}" for what in had - has]
+    return Mover(node=name, before=before[0], after=after[0], why=[*(has - had), *gone])
+
+
+def _told(part: Part) -> str:
+    return part.what if part.device == NODE else f"{part.device}: {part.what}"
 
 
 def _indices(record: FleetRecord, now_unix_s: float) -> dict[str, tuple[int, list[Part]]]:
