@@ -15,6 +15,7 @@ from gridctl.cli import (
     diagnose,
     doctor,
     freeze,
+    history,
     incidents,
     journal,
     policy,
@@ -75,6 +76,7 @@ def _tree() -> None:
     root.command()(incidents.incidents)
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
+    root.add_typer(history.app, name="history")
     root.command()(diagnose.diagnose)
     root.command()(risk.risk)
     root.command()(collect.collect)

@@ -1,7 +1,8 @@
 """The catalog of a store: which files there are and how far the journal is sealed.
 
-The one writer replaces it as a whole; a reader reads it, then the files that it names. A file is never written
-twice and never changed. One that was replaced stays for a while, for those who have read an older catalog.
+The one writer replaces it as a whole; a reader reads it, then the files that it names. A file is never
+written twice and never changed. One that was replaced stays for a while, for those who have read an older
+catalog.
 """
 
 from collections.abc import Iterable
@@ -19,7 +20,11 @@ GRACE_S = 900.0
 
 
 class CatalogError(GridctlError):
-    """The catalog cannot be read, or is of a newer gridctl."""
+    """The catalog cannot be read."""
+
+
+class NewerCatalog(CatalogError):
+    """Only a newer gridctl reads it."""
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +66,18 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_files(self, new: Iterable[File], old: Iterable[File], now_unix_s: float) -> "Catalog":
         """The next catalog: `new` in the place of `old`."""
-        gone = {file.path for file in old}
+        new = tuple(new)
+        # Paths name their content: what was made again with the same rows is the same file.
+        made = {file.path for file in new}
+        gone = {file.path for file in old} - made
         return msgspec.structs.replace(
             self,
             generation=self.generation + 1,
-            files=(*(file for file in self.files if file.path not in gone), *new),
-            replaced=(*self.replaced, *(Replaced(path=path, t_unix_s=now_unix_s) for path in sorted(gone))),
+            files=(*(f for f in self.files if f.path not in gone | made), *new),
+            replaced=(
+                *(r for r in self.replaced if r.path not in made),
+                *(Replaced(path=path, t_unix_s=now_unix_s) for path in sorted(gone)),
+            ),
         )
 
 
@@ -78,7 +89,7 @@ def parse(content: bytes, where: str) -> Catalog:
         if not isinstance(version, int) or version < 1:
             raise ValueError(f"version {version!r}")
         if version > VERSION:
-            raise CatalogError(
+            raise NewerCatalog(
                 f"{where} has version {version}, this gridctl reads up to {VERSION}: use a newer gridctl"
             )
         while version < VERSION:

@@ -1,7 +1,7 @@
 """Questions about what was, in SQL, over the journal and what the nodes' streams told.
 
 Sealed files and the journal's newest records are read as they are, without a lock, by any number of readers
-beside the writers. A line that is torn or damaged is left out here; `gridctl journal verify` is what speaks of it.
+beside the writers. A line that is torn or damaged is left out here; `gridctl journal verify` speaks of it.
 Queries can only read, and see nothing but the tables and views that `views.sql` describes.
 """
 
@@ -9,7 +9,6 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from gridctl.history.store import LocalStore, Store
 from gridctl.history.tables import (
     PROGRESS,
     SAMPLE,
+    about_files,
     digest,
     empty,
     lines,
@@ -31,6 +31,7 @@ from gridctl.history.tables import (
     rows,
     spooled_progress,
     spooled_samples,
+    views,
 )
 
 if TYPE_CHECKING:
@@ -117,9 +118,9 @@ class History:
                 raise HistoryError("history answers one SELECT at a time, and nothing but SELECT")
             try:
                 return self._fetch(sql, values)
-            except _unreadable():
+            except duckdb.Error as error:
                 # A file was replaced since, or is damaged: then the journal is read in its place.
-                if not self._look_again():
+                if not (about_files(error) and self._look_again()):
                     raise
                 return self._fetch(sql, values)
         except duckdb.Error as error:
@@ -165,15 +166,21 @@ class History:
         return self._store.stamp(), sizes, [path.name for path in spooled(self._spool)]
 
     def _load(self) -> "duckdb.DuckDBPyConnection":
+        database = self.unlocked()
+        database.execute(views())
+        folders = (self._store.url(""), f"{self._spool}/")
+        database.execute(f"SET allowed_directories = [{', '.join(map(quoted, folders))}]")
+        database.execute(_LOCK)
+        return database
+
+    def unlocked(self) -> "duckdb.DuckDBPyConnection":
+        """A new database with every table as of now, no views and no lock: for exports."""
         import duckdb
 
         database = duckdb.connect(":memory:", config=_NO_OUTSIDE)
         self._store.attach(database)
         for relation in self._relations():
             database.execute(relation)
-        database.execute((files(__package__) / "views.sql").read_text(encoding="utf-8"))
-        database.execute(f"SET allowed_directories = [{quoted(self._store.url(''))}, {quoted(f'{self._spool}/')}]")
-        database.execute(_LOCK)
         return database
 
     def _relations(self) -> Iterator[str]:
@@ -210,7 +217,9 @@ class History:
             found = catalog.of(table)
             if lost := [self._store.url(file.path) for file in bad if file.table == table]:
                 error = f"{lost[0]} is damaged; `gridctl history compact --rebuild` goes on without it"
-            yield _view(table, "" if error else self._sealed(found), empty(columns, error) if error else select)
+            yield _view(
+                table, "" if error else self._sealed(found), empty(columns, error) if error else select
+            )
 
     def _sealed(self, found: list[File]) -> str:
         return f"FROM {parquet([self._store.url(file.path) for file in found])}" if found else ""
@@ -218,10 +227,3 @@ class History:
 
 def _view(name: str, sealed: str, fresh: str) -> str:
     return f"CREATE VIEW {name} AS {f'{sealed} UNION ALL BY NAME ({fresh})' if sealed else fresh}"
-
-
-def _unreadable() -> tuple[type[Exception], ...]:
-    """What DuckDB raises where a file is not there, or not what it says."""
-    import duckdb
-
-    return (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException, duckdb.InternalException)

@@ -1,4 +1,4 @@
-"""Journal segments -> Parquet. The segments stay; what is sealed is a copy of what they say, checked byte by byte.
+"""Journal segments -> Parquet. The segments stay; what is sealed is a copy, checked byte by byte.
 
 Every file is of one UTC day and sorted by seq. A day that goes on is written anew with what came since; row
 tables, which every question reads, become one file a month once the month is over.
@@ -8,14 +8,14 @@ import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gridagent.journal import GENESIS, JournalDamaged, sound
+from gridagent.journal import GENESIS, JournalDamaged, read, sound, verify
 from gridctl.errors import GridctlError
-from gridctl.history.catalog import GRACE_S, Catalog, File, Replaced
-from gridctl.history.store import Store, StoreError, sha256
+from gridctl.history.catalog import GRACE_S, Catalog, File
+from gridctl.history.store import Store, sha256
 from gridctl.history.tables import RECORD, digest, over, parquet, quoted, rows
 
 if TYPE_CHECKING:
@@ -75,33 +75,38 @@ class Sealer:
         self._making = making
         self._database = database
         self._made = 0
+        self.catalog = Catalog()  #: what the next commit builds on
 
-    def seal(self, catalog: Catalog, journal: Path) -> Catalog:
+    def seal(self, journal: Path) -> None:
         """Seals all whole records above what is sealed. Raises `SealError`, `StoreError`."""
-        catalog = self._remake(catalog)
+        check_same(self.catalog, journal)
+        self._remake()
         batch: list[_Line] = []
         size, error = 0, ""
         try:
-            for record, line in sound(journal, catalog.sealed_seq, catalog.sealed_hash):
+            for record, line in sound(journal, self.catalog.sealed_seq, self.catalog.sealed_hash):
                 batch.append(_taken(record.hash, line))
                 size += len(line)
                 if size > BATCH_BYTES:
-                    catalog = self._add(catalog, batch)
+                    self._add(batch)
                     batch, size = [], 0
         except JournalDamaged as damage:
             error = str(damage)
         if batch:
-            catalog = self._add(catalog, batch)
+            self._add(batch)
+        self._by_month()
         if error:
-            raise SealError(f"sealed up to record {catalog.sealed_seq}, no further: {error}")
-        return self._by_month(catalog)
+            raise SealError(f"sealed up to record {self.catalog.sealed_seq}, no further: {error}")
 
-    def _add(self, catalog: Catalog, batch: list[_Line]) -> Catalog:
+    def _add(self, batch: list[_Line]) -> None:
         """Seals records that follow each other, and commits."""
+        catalog = self.catalog
         lines = self._making / "records.jsonl"
         with lines.open("wb") as file:
             file.writelines(msgspec.json.encode(line) + b"\n" for line in batch)
-        columns = ", ".join(f"{name}: {quoted(kind)}" for name, kind in (RECORD | {"data": "VARCHAR"}).items())
+        columns = ", ".join(
+            f"{name}: {quoted(kind)}" for name, kind in (RECORD | {"data": "VARCHAR"}).items()
+        )
         self._database.execute(
             "CREATE OR REPLACE TEMP TABLE fresh AS SELECT * REPLACE (data::JSON AS data) FROM read_json("
             f"{quoted(str(lines))}, format = 'newline_delimited', maximum_object_size = {256 << 20}, "
@@ -124,10 +129,8 @@ class Sealer:
                 new += self.write(table, day, whole, "seq")
                 old += before
         made_by = {name: digest(name) for name in rows()}
-        sealed = msgspec.structs.replace(
-            catalog, sealed_seq=batch[-1].seq, sealed_hash=batch[-1].hash, made_by=made_by
-        )
-        return self.commit(sealed, new, old)
+        last = batch[-1]
+        self.commit(new, old, sealed_seq=last.seq, sealed_hash=last.hash, made_by=made_by)
 
     def _check(self, seq: int, head: str, last: _Line) -> None:
         """Raises `SealError` unless the table `fresh` continues the chain byte by byte up to `last`."""
@@ -144,39 +147,40 @@ class Sealer:
         while part := found.fetchmany(1000):
             yield from part
 
-    def _remake(self, catalog: Catalog) -> Catalog:
+    def _remake(self) -> None:
         """Row tables that another SELECT has made, or none yet, are made from the sealed records."""
+        catalog = self.catalog
         stale = [name for name in rows() if catalog.made_by.get(name) != digest(name)]
         gone = catalog.made_by.keys() - rows().keys()
         if not catalog.of(RECORDS) or not (stale or gone):
-            return catalog
+            return
         new: list[File] = []
         for file in catalog.of(RECORDS):
             source = parquet([self._store.url(file.path)])
             for name in stale:
                 new += self.write(name, file.period, over(source, rows()[name]), "seq")
         old = [file for name in (*stale, *gone) for file in catalog.of(name)]
-        made_by = {name: digest(name) for name in rows()}
-        return self.commit(msgspec.structs.replace(catalog, made_by=made_by), new, old)
+        self.commit(new, old, made_by={name: digest(name) for name in rows()})
 
-    def _by_month(self, catalog: Catalog) -> Catalog:
+    def _by_month(self) -> None:
         """One file for each row table and month that is over."""
         this_month = day_of(time.time())[:7]
         new: list[File] = []
         old: list[File] = []
         for name in rows():
             months: dict[str, list[File]] = {}
-            for file in catalog.of(name):
+            for file in self.catalog.of(name):
                 months.setdefault(file.period[:7], []).append(file)
             for month, files in months.items():
                 if month < this_month and len(files) > 1:
                     urls = [self._store.url(file.path) for file in files]
                     new += self.write(name, month, f"FROM {parquet(urls)}", "seq")
                     old += files
-        return self.commit(catalog, new, old) if old else catalog
+        if old:
+            self.commit(new, old)
 
     def write(self, table: str, period: str, select: str, order: str, span_s: int = 0) -> list[File]:
-        """One new file with all rows of `select`; none where it has no rows. `order`: what it is sorted by."""
+        """One new file with all rows of `select`, sorted by `order`; none where it has no rows."""
         self._made += 1
         made = self._making / f"{self._made}.parquet"
         key = "seq" if order == "seq" else "t_unix_s"
@@ -203,29 +207,48 @@ class Sealer:
             )
         ]  # fmt: skip
 
-    def commit(self, catalog: Catalog, new: list[File], old: list[File]) -> Catalog:
-        """The catalog with `new` in the place of `old` is what readers see from now on."""
-        kept = {file.path for file in new}
-        replaced = tuple(file for file in catalog.replaced if file.path not in kept)
-        catalog = msgspec.structs.replace(catalog, replaced=replaced)
-        made = catalog.with_files(new, [file for file in old if file.path not in kept], time.time())
-        self._store.replace(made)
-        return made
-
-    def tidy(self, catalog: Catalog, grace_s: float = GRACE_S) -> Catalog:
-        """Deletes what was replaced long enough ago, and what a killed writer has put and named nowhere."""
-        named = {file.path for file in catalog.files}
-        waiting = {file.path for file in catalog.replaced}
-        due = [file for file in catalog.replaced if file.t_unix_s + grace_s < time.time()]
-        stray = [path for path in self._store.paths() if path not in named | waiting]
-        for path in (*(file.path for file in due), *stray):
-            self._store.delete(path)
-        if not due:
-            return catalog
-        left: tuple[Replaced, ...] = tuple(file for file in catalog.replaced if file not in due)
-        catalog = msgspec.structs.replace(catalog, generation=catalog.generation + 1, replaced=left)
+    def commit(self, new: list[File], old: list[File], **changes: Any) -> None:
+        """What readers see from now on: `new` in the place of `old`, and these `changes`."""
+        catalog = msgspec.structs.replace(self.catalog, **changes).with_files(new, old, time.time())
         self._store.replace(catalog)
-        return catalog
+        self.catalog = catalog
+
+    def tidy(self, grace_s: float = GRACE_S) -> None:
+        """Deletes what was replaced long enough ago, and what a killed writer has put and named nowhere."""
+        catalog = self.catalog
+        known = {file.path for file in catalog.files} | {gone.path for gone in catalog.replaced}
+        due = [gone for gone in catalog.replaced if gone.t_unix_s + grace_s < time.time()]
+        stray = [path for path in self._store.paths() if path not in known]
+        paths = [gone.path for gone in due]
+        for path in paths + stray:
+            self._store.delete(path)
+        if due:
+            self.commit([], [], replaced=tuple(gone for gone in catalog.replaced if gone not in due))
+
+
+def check_same(catalog: Catalog, journal: Path, *, whole: bool = False) -> None:
+    """Raises `SealError` unless the journal has the record up to which it was sealed, and all, if `whole`."""
+    if not catalog.sealed_seq:
+        return
+    if whole:
+        found = verify(journal)
+        if found.records < catalog.sealed_seq:
+            raise SealError(
+                f"the journal {journal} has {found.records} sound records, {catalog.sealed_seq} are sealed:"
+                " what is sealed is the only copy of the others and stays"
+                f" ({found.what or 'the end is missing'})"
+            )
+    last = next(read(journal, catalog.sealed_seq - 1, damaged=True), None)
+    if last is None or last.seq != catalog.sealed_seq:
+        raise SealError(
+            f"the journal {journal} has not got record {catalog.sealed_seq} any more, up to which it was"
+            " sealed: records were taken away; `gridctl journal verify` looks at what is left"
+        )
+    if last.hash != catalog.sealed_hash:
+        raise SealError(
+            f"record {catalog.sealed_seq} of the journal {journal} is another one than was sealed: somebody"
+            " changed it, or it is another journal; move the store away to begin a new one"
+        )
 
 
 def forgotten(catalog: Catalog) -> Catalog:

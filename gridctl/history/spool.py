@@ -1,7 +1,8 @@
 """What the nodes' streams tell, on its way into the store: numbered files of JSON lines in a folder.
 
-A line is a sample, a step of a rank, or how many lines were lost; the first of a file says how far each node's
-stream was taken before it. The newest file is the writer's. A torn line is nothing.
+A number is when its file was begun, in seconds since 1970. A line is a sample, a step of a rank, or how many
+lines were lost; the first of a file says how far each node's stream was taken before it. The newest file is
+the writer's. A torn line is nothing.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from gridagent.wire import StreamRecord
+from gridctl.history.store import check_room
 
 #: A file that is as long or as old is followed by the next, which lets it be compacted.
 FILE_BYTES = 64 << 20
@@ -21,7 +23,7 @@ FILE_S = 300.0
 #: More than this lies here only where nothing compacts: then the newest are lost.
 SPOOL_BYTES = 4 << 30
 
-_NAME = re.compile(r"\d{8}\.jsonl")
+_NAME = re.compile(r"\d{10}\.jsonl")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -43,12 +45,12 @@ class Spool:
         self._seen: dict[str, tuple[int, float]] = {}  #: node -> seq and time of what was taken last
         self._fd = -1
         self._size = self._before = 0
-        self._begun_s = 0.0
+        self._begun_unix_s = 0.0
         self._owed = 0  #: lost since the last line that says so
         self.lost = 0  #: since the start
         self.why = ""  #: why the newest lines were lost; empty while none are
 
-    def write(self, records: Iterable[StreamRecord], now_s: float) -> None:
+    def write(self, records: Iterable[StreamRecord], now_unix_s: float) -> None:
         """Takes samples and progress; what was taken before, and other kinds, are passed over."""
         if self._fd < 0 and not self._seen:
             self._remember()
@@ -65,7 +67,7 @@ class Spool:
                 made.append(_encode(line))
                 taken[record.node] = (record.seq, record.t_unix_s)
         if made:
-            self._append(made, now_s)
+            self._append(made, now_unix_s)
             self._seen |= taken
 
     def close(self) -> None:
@@ -74,14 +76,15 @@ class Spool:
             os.close(self._fd)
             self._fd = -1
 
-    def _append(self, made: list[bytes], now_s: float) -> None:
+    def _append(self, made: list[bytes], now_unix_s: float) -> None:
         told = [_encode({"lost": self._owed})] if self._owed else []
         content = b"".join(line + b"\n" for line in told + made)
         try:
-            if self._fd < 0 or self._size > FILE_BYTES or now_s - self._begun_s > FILE_S:
-                self._next(now_s)
+            if self._fd < 0 or self._size > FILE_BYTES or not 0 <= now_unix_s - self._begun_unix_s < FILE_S:
+                self._next(now_unix_s)
             if self._before + self._size + len(content) > self._bytes_max:
                 raise OSError(0, f"{self._folder} has {self._bytes_max} bytes that nothing has compacted")
+            check_room(self._folder)
             self._write(content)
         except OSError as error:
             self._lose(len(made), error.strerror or str(error))
@@ -104,15 +107,15 @@ class Spool:
             raise
         self._size += len(content)
 
-    def _next(self, now_s: float) -> None:
+    def _next(self, now_unix_s: float) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = spooled(self._folder)
-        number = int(found[-1].stem) + 1 if found else 1
+        number = max(int(now_unix_s), int(found[-1].stem) + 1 if found else 1)
         self.close()
         self._before = sum(path.stat().st_size for path in found)
-        path = self._folder / f"{number:08d}.jsonl"
+        path = self._folder / f"{number:010d}.jsonl"
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._size, self._begun_s = 0, now_s
+        self._size, self._begun_unix_s = 0, now_unix_s
         self._write(_encode({"seqs": self._seen}) + b"\n")
 
     def _remember(self) -> None:

@@ -1,6 +1,7 @@
 """Where the Parquet files and their catalog lie: a folder, or object storage in the same layout."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -14,6 +15,10 @@ from gridctl.history.catalog import NAME, Catalog, File, parse, text
 
 if TYPE_CHECKING:
     import duckdb
+
+
+#: So much of a disk, or a tenth of a small one, history leaves to the journal.
+FREE_BYTES = 256 << 20
 
 
 class StoreError(GridctlError):
@@ -99,6 +104,7 @@ class LocalStore:
         """See `Store`."""
         target = self.root / path
         try:
+            check_room(self.root)
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             source.chmod(0o600)
             _flush(source)
@@ -143,6 +149,7 @@ class LocalStore:
         making = self.root / "making"
         try:
             making.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_room(self.root)
             lock = os.open(self.root / "writer.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise _unwritable(self.root, error) from None
@@ -155,6 +162,20 @@ class LocalStore:
             raise StoreError(f"another process compacts {self.root}: wait for it") from None
         finally:
             os.close(lock)
+
+
+def store_at(where: str) -> Store:
+    """The store in a folder, or at the URL of object storage. Raises `StoreError`."""
+    if "://" in where:
+        raise StoreError(f"{where}: only a folder can be a store")
+    return LocalStore(Path(where).expanduser())
+
+
+def check_room(folder: Path) -> None:
+    """Raises `OSError` where the disk has no more than what the journal beside it may need."""
+    stat = os.statvfs(folder)
+    if stat.f_bavail * stat.f_frsize < min(FREE_BYTES, stat.f_blocks * stat.f_frsize // 10):
+        raise OSError(errno.ENOSPC, "what is left of the disk is kept free for the journal")
 
 
 def sha256(path: Path) -> str:

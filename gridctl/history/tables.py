@@ -1,7 +1,7 @@
 """The tables below the views, as SQL: where their rows come from, sealed or not yet.
 
-`records` is the journal, a row a record. Each file `rows/NAME.sql` is one SELECT over it, row by row, and makes
-the table `row_NAME`. `samples` and `progress` are what the nodes' streams told.
+`records` is the journal, a row a record. Each file `rows/NAME.sql` is one SELECT over it, row by row, and
+makes the table `row_NAME`. `samples` and `progress` are what the nodes' streams told.
 """
 
 import hashlib
@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import duckdb
 
 #: The columns of `records`, as they stand in a segment and in Parquet.
 RECORD = {
@@ -56,6 +60,11 @@ def rows() -> dict[str, str]:
     return {name: texts[name].rstrip().rstrip(";") for name in sorted(texts)}
 
 
+def views() -> str:
+    """The statements that make the public views, over all tables."""
+    return (files(__package__) / "views.sql").read_text(encoding="utf-8")
+
+
 def digest(name: str) -> str:
     """Changes with the SELECT of a row table: files that another one has made are made anew."""
     return hashlib.sha256(rows()[name].encode()).hexdigest()[:16]
@@ -80,6 +89,14 @@ def empty(columns: dict[str, str], error: str = "") -> str:
     """A SELECT of no rows; one that fails, and says why: `error`."""
     nulls = ", ".join(f"NULL::{kind} AS {name}" for name, kind in columns.items())
     return f"SELECT {nulls} WHERE {f'error({quoted(error)}) IS NOT NULL' if error else 'false'}"
+
+
+def about_files(error: "duckdb.Error") -> bool:
+    """May it come from a file that is not there, or is not what it says?"""
+    import duckdb
+
+    kinds = (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException)
+    return isinstance(error, (*kinds, duckdb.InternalException)) or ".parquet" in str(error)
 
 
 def lines(paths: Sequence[Path]) -> str:
