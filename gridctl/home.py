@@ -74,6 +74,16 @@ class Home:
         return self.state / "journal"
 
     @property
+    def history(self) -> Path:
+        """Where the journal is sealed, and telemetry is kept, unless policy.toml says elsewhere."""
+        return self.state / "history"
+
+    @property
+    def spool(self) -> Path:
+        """What the nodes' streams tell, until it is compacted."""
+        return self.state / "spool"
+
+    @property
     def evidence(self) -> Path:
         """Where a run puts the archives that it has taken before it reset anything."""
         return self.state / "evidence"

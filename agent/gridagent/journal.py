@@ -325,6 +325,33 @@ def follow(directory: Path | str, after: int, wait: Callable[[], bool]) -> Itera
             return
 
 
+def segments(directory: Path | str, after: int = 0) -> list[Path]:
+    """The files that hold the records above `after`, in order; the first may begin below it."""
+    return _from(_segments(Path(directory)), after + 1)
+
+
+def sound(directory: Path | str, after: int, head: str) -> Iterator[tuple[Record, bytes]]:
+    """Records above `after` with their lines; each hash is checked, and the chain from `head` on.
+
+    `head` is the hash of record `after`. Raises `JournalDamaged` at the first that does not hold; all
+    before it were yielded. A torn last line is left out.
+    """
+    checker = _Checker(after, head)
+    files = segments(directory, after)
+    for path in files:
+        with path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n") and path is files[-1]:
+                    return
+                record = _parse(line)
+                if record is not None and record.seq <= after:
+                    continue
+                if what := checker.feed(line):
+                    raise JournalDamaged(f"{path}: {what}; run `gridctl journal verify`")
+                assert record is not None
+                yield record, line
+
+
 def verify(directory: Path | str) -> Verification:
     """Checks every byte of a journal: each hash, the chain, the order. Never raises for damage."""
     checker = _Checker()
@@ -340,9 +367,9 @@ def verify(directory: Path | str) -> Verification:
 
 
 class _Checker:
-    def __init__(self) -> None:
-        self.records = 0
-        self.head = GENESIS
+    def __init__(self, records: int = 0, head: str = GENESIS) -> None:
+        self.records = records
+        self.head = head
         self.torn_bytes = 0
         self._t_unix_s = float("-inf")
         self._clock_back: list[int] = []

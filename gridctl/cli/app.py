@@ -16,6 +16,7 @@ from gridctl.cli import (
     diagnose,
     doctor,
     freeze,
+    history,
     incidents,
     journal,
     notify,
@@ -82,6 +83,7 @@ def _tree() -> None:
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
     root.add_typer(notify.app, name="notify")
+    root.add_typer(history.app, name="history")
     root.command()(diagnose.diagnose)
     root.command()(risk.risk)
     root.command()(review.review)

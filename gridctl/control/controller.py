@@ -20,6 +20,7 @@ from gridctl.control.driver import Driver
 from gridctl.control.followers import Followers
 from gridctl.control.freezes import relay, relayed
 from gridctl.control.herald import Herald
+from gridctl.control.keeper import Keeper
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
 from gridctl.control.planner import make_plan
@@ -68,6 +69,7 @@ class Controller:
         self.herald = Herald(self)
         self.poll = Poll(self.agents)
         self.taps = Taps(self._heard)
+        self.keeper = Keeper(home, self.taps)
         self.followers = Followers(self.agents, self.taps.feed)
         self._files = _stamps(home)
         self._misread = ""  #: what is wrong with the files since they were read
@@ -102,6 +104,7 @@ class Controller:
             self.sentinel.expect(known.handover, known.incident, run)
         self.poll.keep(self.fleet.node)
         await self.poll.first()
+        self.keeper.start()
         parts = (
             ("following the nodes", self._follow),
             ("tending the fleet's trust", self._tend_trust),
@@ -109,6 +112,7 @@ class Controller:
             ("taking up what was interrupted", self.autopilot.take_up),
             ("watching the time", self._let_time_pass),
             ("telling people", self.herald.turn),
+            ("keeping the history", self.keeper.turn),
         )
         self._turning = asyncio.create_task(turn_for_ever(parts, POLL_S))
 
@@ -130,6 +134,7 @@ class Controller:
         await self.herald.close()
         await self.poll.close()
         await self.followers.close()
+        await self.keeper.close()
         await self.sentinel.close()
         await self.agents.close()
         self.ledger.close()

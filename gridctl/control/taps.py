@@ -93,11 +93,11 @@ class Taps:
 
     def __init__(self, onward: Callable[[StreamRecord], None]) -> None:
         self._onward = onward
-        self._taps: set[Tap] = set()
+        self.taps: set[Tap] = set()  #: who reads now
 
     def feed(self, record: StreamRecord) -> None:
         """Takes one record."""
-        for tap in self._taps:
+        for tap in self.taps:
             tap.feed(record)
         self._onward(record)
 
@@ -105,8 +105,8 @@ class Taps:
     def open(self, nodes: frozenset[str], before: Mapping[str, int]) -> Iterator[Tap]:
         """A reader for as long as it lasts."""
         tap = Tap(nodes, before)
-        self._taps.add(tap)
+        self.taps.add(tap)
         try:
             yield tap
         finally:
-            self._taps.discard(tap)
+            self.taps.discard(tap)

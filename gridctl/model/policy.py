@@ -36,6 +36,18 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("caps: fleet_hour_max is below fleet_hour_min")
 
 
+class Kept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long telemetry is kept how fine, `[history]`: every second, then every minute, then every hour."""
+
+    store: str = ""  #: where: a folder or the URL of object storage; empty: beside the journal
+    seconds_h: float = 48.0
+    minutes_d: float = 90.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds_h <= self.minutes_d * 24:
+            raise ValueError("history: seconds_h must be above 0, and no longer than minutes_d")
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rules for hand-overs. A misspelt name in the file is an error, not a silent default."""
 
@@ -52,6 +64,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     window_h: float = 24.0  #: hours until what may wait is done: the alternative to acting now
     recovery_h: float = 0.0  #: hours that a job needs after a crash; 0: the published median
     caps: Caps = Caps()
+    history: Kept = Kept()
 
     def __post_init__(self) -> None:
         if not 0 <= self.window_h <= 24 * 30 or not 0 <= self.recovery_h <= 24 * 30:
