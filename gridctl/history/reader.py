@@ -143,7 +143,7 @@ class History:
                 catalog = Catalog()
             bad = {file.path for file in catalog.files if not self._store.sound(file)} - self._bad
             for path in sorted(bad):
-                log.warning("%s is damaged: `gridctl history compact` makes it anew", self._store.url(path))
+                log.warning("%s is damaged: see `gridctl history compact --rebuild`", self._store.url(path))
             self._bad |= bad
             self._database = None
             return bool(bad) or before != self._stamp()
