@@ -215,11 +215,11 @@ class History:
             ("progress", PROGRESS, spooled_progress(paths)),
         ):
             found = catalog.of(table)
-            if lost := [self._store.url(file.path) for file in bad if file.table == table]:
-                error = f"{lost[0]} is damaged; `gridctl history compact --rebuild` goes on without it"
-            yield _view(
-                table, "" if error else self._sealed(found), empty(columns, error) if error else select
-            )
+            lost = next((self._store.url(file.path) for file in bad if file.table == table), "")
+            if why := error or (lost and f"{lost} is damaged; `gridctl history compact --rebuild` drops it"):
+                yield _view(table, "", empty(columns, why))
+            else:
+                yield _view(table, self._sealed(found), select)
 
     def _sealed(self, found: list[File]) -> str:
         return f"FROM {parquet([self._store.url(file.path) for file in found])}" if found else ""

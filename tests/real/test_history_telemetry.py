@@ -112,10 +112,8 @@ def test_tiers(tmp_path: Path) -> None:
         made = [sample(n + 1, begin + n * 10, watt=float(n)) for n in range(36)]
         spool(place, [*made, *(step(500 + n, begin + n * 10, n) for n in range(36))], now - age_d)
     compact(place, Kept())
-    spans = (
-        "SELECT span_s, count(*), sum(n), min(low), max(high) FROM samples WHERE metric = 'watt' GROUP BY 1"
-    )
-    assert ask(place, f"{spans} ORDER BY 1") == [
+    of = "FROM samples WHERE metric = 'watt'"
+    assert ask(place, f"SELECT span_s, count(*), sum(n), min(low), max(high) {of} GROUP BY 1 ORDER BY 1") == [
         (1, 36, 36, 0.0, 35.0),
         (60, 6, 36, 0.0, 35.0),
         (3600, 1, 36, 0.0, 35.0),
