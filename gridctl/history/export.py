@@ -10,7 +10,7 @@ from gridagent.journal import GENESIS, SEGMENT_BYTES, segments, verify
 from gridctl.errors import GridctlError
 from gridctl.history.compact import Place, compact, working
 from gridctl.history.reader import History
-from gridctl.history.seal import RECORDS, line_of
+from gridctl.history.seal import RECORDS, day_of, line_of
 from gridctl.history.tables import PROGRESS, RECORD, SAMPLE, quoted, rows, views
 from gridctl.history.telemetry import ORDERS
 from gridctl.model.policy import Kept
@@ -108,7 +108,9 @@ def _write_journal(journal: Path, database: "duckdb.DuckDBPyConnection") -> str:
     file = (made / f"{number:08d}.jsonl").open("wb")
     while part := found.fetchmany(1000):
         for record in part:
-            line, _ = line_of(*record[:6])
+            line, hash_ = line_of(*record[:6])
+            if hash_ != record[6]:
+                raise ExportError(f"record {record[0]} of the export was changed; nothing was taken over")
             if size and size + len(line) > SEGMENT_BYTES:
                 file.close()
                 number, size = number + 1, 0
@@ -134,14 +136,12 @@ def _write_telemetry(place: Place, source: Path) -> None:
         new = []
         for table, columns in (("samples", SAMPLE), ("progress", PROGRESS)):
             span = "span_s" if table == "samples" else "1"
-            period = (
-                f"strftime(make_timestamp((t_unix_s * 1e6)::BIGINT), "
-                f"CASE {span} WHEN 3600 THEN '%Y-%m' ELSE '%Y-%m-%d' END)"
-            )
-            found = database.execute(f"SELECT DISTINCT {period}, {span} FROM export.{table} ORDER BY ALL")
-            for its, span_s in found.fetchall():
-                select = f"SELECT {', '.join(columns)} FROM export.{table} WHERE {period} = {quoted(its)}"
-                new += sealer.write(table, its, f"{select} AND {span} = {span_s}", ORDERS[table], span_s)
+            day = "floor(t_unix_s / 86400)::BIGINT"
+            found = database.execute(f"SELECT DISTINCT {day}, {span} FROM export.{table} ORDER BY ALL")
+            for number, span_s in found.fetchall():
+                its = f"SELECT {', '.join(columns)} FROM export.{table} WHERE {day} = {number}"
+                period = day_of(number * 86400.0)
+                new += sealer.write(table, period, f"{its} AND {span} = {span_s}", ORDERS[table], span_s)
         sealer.commit(new, [])
 
 

@@ -69,12 +69,12 @@ class History:
         self._bad: set[str] = set()  #: paths of sealed files that are not what the catalog says
         self._database: duckdb.DuckDBPyConnection | None = None
 
-    def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Names of the columns, and the rows, of one SELECT over the views.
+    def query(self, sql: str, rows_max: int | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Names of the columns, and the rows (the first `rows_max`), of one SELECT over the views.
 
         Raises `HistoryError` for anything else: writes, files, extensions, settings, wrong SQL.
         """
-        return self._run(sql, None)
+        return self._run(sql, None, rows_max)
 
     def incidents(self) -> list[dict[str, Any]]:
         """All incidents, the newest first: rows of the view `incidents`."""
@@ -109,7 +109,9 @@ class History:
         columns, rows = self._run(sql, None if name is None else {"id": name})
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
-    def _run(self, sql: str, values: dict[str, str] | None) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def _run(
+        self, sql: str, values: dict[str, str] | None, rows_max: int | None = None
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
         import duckdb
 
         try:
@@ -117,21 +119,23 @@ class History:
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise HistoryError("history answers one SELECT at a time, and nothing but SELECT")
             try:
-                return self._fetch(sql, values)
+                return self._fetch(sql, values, rows_max)
             except duckdb.Error as error:
                 # A file was replaced since, or is damaged: then the journal is read in its place.
                 if not (about_files(error) and self._look_again()):
                     raise
-                return self._fetch(sql, values)
+                return self._fetch(sql, values, rows_max)
         except duckdb.Error as error:
             raise HistoryError(f"the history cannot answer this: {error}") from None
 
-    def _fetch(self, sql: str, values: dict[str, str] | None) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def _fetch(
+        self, sql: str, values: dict[str, str] | None, rows_max: int | None
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
         with self._cursor() as cursor:
             cursor.execute("BEGIN TRANSACTION READ ONLY")
             cursor.execute(sql, values)
             columns = [column[0] for column in cursor.description or ()]
-            return columns, cursor.fetchall()
+            return columns, cursor.fetchall() if rows_max is None else cursor.fetchmany(rows_max)
 
     def _look_again(self) -> bool:
         """Is there anything new to be read after a file could not be?"""
@@ -166,7 +170,7 @@ class History:
         return self._store.stamp(), sizes, [path.name for path in spooled(self._spool)]
 
     def _load(self) -> "duckdb.DuckDBPyConnection":
-        database = self.unlocked()
+        database = self._tables(exact=False)
         database.execute(views())
         folders = (self._store.url(""), f"{self._spool}/")
         database.execute(f"SET allowed_directories = [{', '.join(map(quoted, folders))}]")
@@ -174,16 +178,22 @@ class History:
         return database
 
     def unlocked(self) -> "duckdb.DuckDBPyConnection":
-        """A new database with every table as of now, no views and no lock: for exports."""
+        """A new database with every table as of now, exact to the byte, without views or a lock: for exports.
+
+        Raises `duckdb.Error`.
+        """
+        return self._tables(exact=True)
+
+    def _tables(self, *, exact: bool) -> "duckdb.DuckDBPyConnection":
         import duckdb
 
         database = duckdb.connect(":memory:", config=_NO_OUTSIDE)
         self._store.attach(database)
-        for relation in self._relations():
+        for relation in self._relations(exact):
             database.execute(relation)
         return database
 
-    def _relations(self) -> Iterator[str]:
+    def _relations(self, exact: bool) -> Iterator[str]:
         """The statements that make every table below the views."""
         error = ""
         try:
@@ -194,10 +204,8 @@ class History:
         if any(file.table == RECORDS for file in bad):
             kept = tuple(file for file in catalog.files if file.table in ("samples", "progress"))
             catalog = Catalog(files=kept, spooled=catalog.spooled)
-        yield (
-            f"CREATE TABLE tail AS SELECT * FROM ({lines(segments(self._folder, catalog.sealed_seq))}) "
-            f"WHERE seq > {catalog.sealed_seq}"
-        )
+        fresh = lines(segments(self._folder, catalog.sealed_seq), exact=exact)
+        yield f"CREATE TABLE tail AS SELECT * FROM ({fresh}) WHERE seq > {catalog.sealed_seq}"
         yield _view(RECORDS, self._sealed(catalog.of(RECORDS)), "FROM tail")
         for name, select in rows().items():
             found = catalog.of(name)

@@ -123,7 +123,7 @@ def test_tiers(tmp_path: Path) -> None:
     assert ask(place, f"SELECT count(*) FROM progress GROUP BY {day} ORDER BY 1") == [(1,), (6,), (36,)]
     # What comes late joins the tier that its day is in; tiers never overlap.
     late = today - 5 * DAY_S
-    spool(place, [sample(1, late + 1, "n3", watt=1.0)], now)
+    spool(place, [sample(1, late + 1, "n3", watt=1.0)], now + 1)
     compact(place, Kept())
     assert set(ask(place, f"SELECT count(DISTINCT span_s) FROM samples GROUP BY {day}")) == {(1,)}
     assert ask(place, "SELECT span_s FROM samples WHERE node = 'n3'") == [(60,)]
