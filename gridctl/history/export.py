@@ -1,6 +1,7 @@
 """The whole history as one .duckdb file that older and other tools open, and back."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,22 +104,10 @@ def _write_journal(journal: Path, database: "duckdb.DuckDBPyConnection") -> str:
     made.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in segments(made):
         path.unlink()
-    found = database.execute(f"SELECT {', '.join(RECORD)} FROM export.records ORDER BY seq")
-    number, size = 1, 0
-    file = (made / f"{number:08d}.jsonl").open("wb")
-    while part := found.fetchmany(1000):
-        for record in part:
-            line, hash_ = line_of(*record[:6])
-            if hash_ != record[6]:
-                raise ExportError(f"record {record[0]} of the export was changed; nothing was taken over")
-            if size and size + len(line) > SEGMENT_BYTES:
-                file.close()
-                number, size = number + 1, 0
-                file = (made / f"{number:08d}.jsonl").open("wb")
-            size += file.write(line)
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
+    for number, content in enumerate(_contents(database), start=1):
+        path = made / f"{number:08d}.jsonl"
+        path.write_bytes(content)
+        path.chmod(0o600)
     checked = verify(made)
     if not checked.ok:
         raise ExportError(f"record {checked.first_bad} of the export: {checked.what}; nothing was taken over")
@@ -127,6 +116,22 @@ def _write_journal(journal: Path, database: "duckdb.DuckDBPyConnection") -> str:
         journal.rmdir()
     made.rename(journal)
     return checked.head
+
+
+def _contents(database: "duckdb.DuckDBPyConnection") -> Iterator[bytes]:
+    """The segments of the journal. Raises `ExportError` at a record whose hash is another one."""
+    found = database.execute(f"SELECT {', '.join(RECORD)} FROM export.records ORDER BY seq")
+    content = bytearray()
+    while part := found.fetchmany(1000):
+        for record in part:
+            line, hash_ = line_of(*record[:6])
+            if hash_ != record[6]:
+                raise ExportError(f"record {record[0]} of the export was changed; nothing was taken over")
+            if content and len(content) + len(line) > SEGMENT_BYTES:
+                yield bytes(content)
+                content.clear()
+            content += line
+    yield bytes(content)
 
 
 def _write_telemetry(place: Place, source: Path) -> None:
