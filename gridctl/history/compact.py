@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gridctl.history.catalog import GRACE_S, Catalog, CatalogError, File, NewerCatalog
-from gridctl.history.seal import Sealer, SealError, check_same, forgotten
+from gridctl.history.seal import Sealer, SealError, check_same
 from gridctl.history.store import Store, StoreError, store_at
 from gridctl.history.tables import about_files, quoted
 from gridctl.history.telemetry import ORDERS, Telemetry, due
@@ -135,8 +135,7 @@ def _start_anew(place: Place, sealer: Sealer) -> list[File]:
     """Forgets what is sealed of the journal, and damaged telemetry; returns every damaged file."""
     check_same(sealer.catalog, place.journal, whole=True)
     damaged = [file for file in sealer.catalog.files if not place.store.sound(file)]
-    lost = [file for file in damaged if file.table in ORDERS]
-    sealer.catalog = forgotten(sealer.catalog.with_files((), lost, time.time()))
+    sealer.forget([file for file in damaged if file.table in ORDERS])
     return damaged
 
 

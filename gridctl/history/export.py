@@ -1,6 +1,7 @@
 """The whole history as one .duckdb file that older and other tools open, and back."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from gridagent.journal import GENESIS, SEGMENT_BYTES, segments, verify
 from gridctl.errors import GridctlError
 from gridctl.history.compact import Place, compact, working
 from gridctl.history.reader import History
-from gridctl.history.seal import RECORDS, line_of
+from gridctl.history.seal import RECORDS, day_of, line_of
 from gridctl.history.tables import PROGRESS, RECORD, SAMPLE, quoted, rows, views
 from gridctl.history.telemetry import ORDERS
 from gridctl.model.policy import Kept
@@ -103,20 +104,10 @@ def _write_journal(journal: Path, database: "duckdb.DuckDBPyConnection") -> str:
     made.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in segments(made):
         path.unlink()
-    found = database.execute(f"SELECT {', '.join(RECORD)} FROM export.records ORDER BY seq")
-    number, size = 1, 0
-    file = (made / f"{number:08d}.jsonl").open("wb")
-    while part := found.fetchmany(1000):
-        for record in part:
-            line, _ = line_of(*record[:6])
-            if size and size + len(line) > SEGMENT_BYTES:
-                file.close()
-                number, size = number + 1, 0
-                file = (made / f"{number:08d}.jsonl").open("wb")
-            size += file.write(line)
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
+    for number, content in enumerate(_contents(database), start=1):
+        path = made / f"{number:08d}.jsonl"
+        path.write_bytes(content)
+        path.chmod(0o600)
     checked = verify(made)
     if not checked.ok:
         raise ExportError(f"record {checked.first_bad} of the export: {checked.what}; nothing was taken over")
@@ -127,6 +118,22 @@ def _write_journal(journal: Path, database: "duckdb.DuckDBPyConnection") -> str:
     return checked.head
 
 
+def _contents(database: "duckdb.DuckDBPyConnection") -> Iterator[bytes]:
+    """The segments of the journal. Raises `ExportError` at a record whose hash is another one."""
+    found = database.execute(f"SELECT {', '.join(RECORD)} FROM export.records ORDER BY seq")
+    content = bytearray()
+    while part := found.fetchmany(1000):
+        for record in part:
+            line, hash_ = line_of(*record[:6])
+            if hash_ != record[6]:
+                raise ExportError(f"record {record[0]} of the export was changed; nothing was taken over")
+            if content and len(content) + len(line) > SEGMENT_BYTES:
+                yield bytes(content)
+                content.clear()
+            content += line
+    yield bytes(content)
+
+
 def _write_telemetry(place: Place, source: Path) -> None:
     """Each table, day and tier as a file of the store."""
     with working(place) as (sealer, _, database):
@@ -134,14 +141,12 @@ def _write_telemetry(place: Place, source: Path) -> None:
         new = []
         for table, columns in (("samples", SAMPLE), ("progress", PROGRESS)):
             span = "span_s" if table == "samples" else "1"
-            period = (
-                f"strftime(make_timestamp((t_unix_s * 1e6)::BIGINT), "
-                f"CASE {span} WHEN 3600 THEN '%Y-%m' ELSE '%Y-%m-%d' END)"
-            )
-            found = database.execute(f"SELECT DISTINCT {period}, {span} FROM export.{table} ORDER BY ALL")
-            for its, span_s in found.fetchall():
-                select = f"SELECT {', '.join(columns)} FROM export.{table} WHERE {period} = {quoted(its)}"
-                new += sealer.write(table, its, f"{select} AND {span} = {span_s}", ORDERS[table], span_s)
+            day = "floor(t_unix_s / 86400)::BIGINT"
+            found = database.execute(f"SELECT DISTINCT {day}, {span} FROM export.{table} ORDER BY ALL")
+            for number, span_s in found.fetchall():
+                its = f"SELECT {', '.join(columns)} FROM export.{table} WHERE {day} = {number}"
+                period = day_of(number * 86400.0)
+                new += sealer.write(table, period, f"{its} AND {span} = {span_s}", ORDERS[table], span_s)
         sealer.commit(new, [])
 
 

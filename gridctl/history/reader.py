@@ -162,7 +162,7 @@ class History:
                 catalog = Catalog()
             bad = {file.path for file in catalog.files if not self._store.sound(file)} - self._bad
             for path in sorted(bad):
-                log.warning("%s is damaged: `gridctl history compact` makes it anew", self._store.url(path))
+                log.warning("%s is damaged: see `gridctl history compact --rebuild`", self._store.url(path))
             self._bad |= bad
             self._database = None
             return bool(bad) or before != self._stamp()
@@ -185,7 +185,7 @@ class History:
         return self._store.stamp(), sizes, [path.name for path in spooled(self._spool)]
 
     def _load(self) -> "duckdb.DuckDBPyConnection":
-        database = self.unlocked()
+        database = self._tables(exact=False)
         database.execute(views())
         folders = (self._store.url(""), f"{self._spool}/")
         database.execute(f"SET allowed_directories = [{', '.join(map(quoted, folders))}]")
@@ -193,16 +193,22 @@ class History:
         return database
 
     def unlocked(self) -> "duckdb.DuckDBPyConnection":
-        """A new database with every table as of now, no views and no lock: for exports."""
+        """A new database with every table as of now, exact to the byte, without views or a lock: for exports.
+
+        Raises `duckdb.Error`.
+        """
+        return self._tables(exact=True)
+
+    def _tables(self, *, exact: bool) -> "duckdb.DuckDBPyConnection":
         import duckdb
 
         database = duckdb.connect(":memory:", config=_NO_OUTSIDE)
         self._store.attach(database)
-        for relation in self._relations():
+        for relation in self._relations(exact):
             database.execute(relation)
         return database
 
-    def _relations(self) -> Iterator[str]:
+    def _relations(self, exact: bool) -> Iterator[str]:
         """The statements that make every table below the views."""
         error = ""
         try:
@@ -213,10 +219,8 @@ class History:
         if any(file.table == RECORDS for file in bad):
             kept = tuple(file for file in catalog.files if file.table in ("samples", "progress"))
             catalog = Catalog(files=kept, spooled=catalog.spooled)
-        yield (
-            f"CREATE TABLE tail AS SELECT * FROM ({lines(segments(self._folder, catalog.sealed_seq))}) "
-            f"WHERE seq > {catalog.sealed_seq}"
-        )
+        fresh = lines(segments(self._folder, catalog.sealed_seq), exact=exact)
+        yield f"CREATE TABLE tail AS SELECT * FROM ({fresh}) WHERE seq > {catalog.sealed_seq}"
         yield _view(RECORDS, self._sealed(catalog.of(RECORDS)), "FROM tail")
         for name, select in rows().items():
             found = catalog.of(name)
@@ -234,11 +238,11 @@ class History:
             ("progress", PROGRESS, spooled_progress(paths)),
         ):
             found = catalog.of(table)
-            if lost := [self._store.url(file.path) for file in bad if file.table == table]:
-                error = f"{lost[0]} is damaged; `gridctl history compact --rebuild` goes on without it"
-            yield _view(
-                table, "" if error else self._sealed(found), empty(columns, error) if error else select
-            )
+            lost = next((self._store.url(file.path) for file in bad if file.table == table), "")
+            if why := error or (lost and f"{lost} is damaged; `gridctl history compact --rebuild` drops it"):
+                yield _view(table, "", empty(columns, why))
+            else:
+                yield _view(table, self._sealed(found), select)
 
     def _sealed(self, found: list[File]) -> str:
         return f"FROM {parquet([self._store.url(file.path) for file in found])}" if found else ""

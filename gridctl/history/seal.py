@@ -213,6 +213,11 @@ class Sealer:
         self._store.replace(catalog)
         self.catalog = catalog
 
+    def forget(self, more: list[File]) -> None:
+        """Drops what is sealed of the journal, and `more`: readers go to the journal, `seal` begins anew."""
+        old = [file for file in self.catalog.files if file.table not in ("samples", "progress")]
+        self.commit([], old + more, sealed_seq=0, sealed_hash=GENESIS, made_by={})
+
     def tidy(self, grace_s: float = GRACE_S) -> None:
         """Deletes what was replaced long enough ago, and what a killed writer has put and named nowhere."""
         catalog = self.catalog
@@ -249,14 +254,6 @@ def check_same(catalog: Catalog, journal: Path, *, whole: bool = False) -> None:
             f"record {catalog.sealed_seq} of the journal {journal} is another one than was sealed: somebody"
             " changed it, or it is another journal; move the store away to begin a new one"
         )
-
-
-def forgotten(catalog: Catalog) -> Catalog:
-    """The catalog without anything of the journal: the next `seal` makes all of it anew."""
-    kept = [file for file in catalog.files if file.table in ("samples", "progress")]
-    old = [file for file in catalog.files if file not in kept]
-    empty = msgspec.structs.replace(catalog, sealed_seq=0, sealed_hash=GENESIS, made_by={})
-    return empty.with_files((), old, time.time())
 
 
 def _selects(source: str) -> dict[str, str]:
