@@ -573,3 +573,26 @@ FROM row_audit;
 --   step_s          how long it took
 --   loss            as the script told it
 --   grad_norm       as the script told it
+
+-- Limits of the 90 % interval of the mean number of events where n were counted (Poisson; exact up to 30, then
+-- by Wilson and Hilferty), and of a share where k of n were counted (Wilson). Null where nothing was counted.
+CREATE MACRO poisson_low(n) AS CASE
+    WHEN n = 0 THEN 0.0
+    WHEN n <= 30 THEN [
+        0.05129, 0.35536, 0.81769, 1.36632, 1.97015, 2.61301, 3.28532, 3.98082, 4.69523, 5.42541, 6.16901,
+        6.92421, 7.68958, 8.46394, 9.24633, 10.03596, 10.83214, 11.63430, 12.44195, 13.25465, 14.07202,
+        14.89374, 15.71950, 16.54904, 17.38213, 18.21855, 19.05811, 19.90064, 20.74598, 21.59398
+    ][n::INTEGER]
+    ELSE n * (1 - 1 / (9.0 * n) - 1.644854 / (3 * sqrt(n))) ** 3 END;
+CREATE MACRO poisson_high(n) AS CASE
+    WHEN n <= 30 THEN [
+        2.99573, 4.74386, 6.29579, 7.75366, 9.15352, 10.51303, 11.84240, 13.14811, 14.43465, 15.70522,
+        16.96222, 18.20751, 19.44257, 20.66857, 21.88649, 23.09713, 24.30118, 25.49923, 26.69177, 27.87924,
+        29.06202, 30.24044, 31.41481, 32.58538, 33.75240, 34.91608, 36.07661, 37.23416, 38.38890, 39.54097,
+        40.69051
+    ][n::INTEGER + 1]
+    ELSE (n + 1) * (1 - 1 / (9.0 * (n + 1)) + 1.644854 / (3 * sqrt(n + 1))) ** 3 END;
+CREATE MACRO share_low(k, n) AS CASE WHEN n > 0 THEN greatest(0, (k + 1.352773
+    - 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545)) END;
+CREATE MACRO share_high(k, n) AS CASE WHEN n > 0 THEN least(1, (k + 1.352773
+    + 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545)) END;

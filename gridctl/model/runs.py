@@ -15,6 +15,9 @@ Data of the journal's records, by kind (all carry `incident` where there is one)
               "text", "code", "file", "bytes", "sha256", "taken_unix_s"}: a collection, before and after it
     audit     {"what", "who", "reason", ...}: freeze, thaw, abort, rollback, resume, uncordon, acts of trust,
               join; relayed {"scope", "missed": [node], "refused": [node]}: what came of a freeze or thaw
+    facts     {"node", "rack", "node_class", "nvlink_domain", "cooling_zone", "driver", "gpu_model", "gpus",
+              "serial", "boot_id", "version", "spare", "jobs": {job: [rank]}, "devices": {device: {"uuid",
+              "serial", "pci", "name"}}}: what a node is, once and whenever something of it changes
     note      {"incident", "run", "node", "phase", "handover", "detail"}: a phase that an agent told of
 
 States of a run: running, held (stopped, needs a person), and the ends done, aborted, rolled-back, failed.
