@@ -8,6 +8,7 @@ import typer
 
 from gridctl.cli import (
     about,
+    ask,
     collect,
     cordons,
     demo,
@@ -75,6 +76,8 @@ def _tree() -> None:
     root.command()(incidents.incidents)
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
+    root.command()(ask.ask)
+    root.command()(ask.sql)
     root.command()(diagnose.diagnose)
     root.command()(risk.risk)
     root.command()(collect.collect)

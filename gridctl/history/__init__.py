@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 #: What may be asked; `views.sql` says what is in each.
 VIEWS = (
     *("incidents", "events", "findings", "decisions", "plans", "runs", "steps", "gates", "handovers"),
-    *("checkpoints", "nodes", "node_spans", "faults", "devices", "jobs", "progress", "spares", "audit", "samples"),
+    *(
+        "stands",
+        "checkpoints",
+        "nodes",
+        "node_spans",
+        "faults",
+        "devices",
+        "jobs",
+        "progress",
+        "spares",
+        "audit",
+        "samples",
+    ),
 )
 
 _RECORD = (
@@ -26,10 +38,10 @@ _RECORD = (
     "prev: 'VARCHAR', hash: 'VARCHAR'}"
 )
 _TOLD = """
-CREATE TABLE samples (t_unix_s DOUBLE, span_s INTEGER, node VARCHAR, device VARCHAR, metric VARCHAR, value DOUBLE,
-                      low DOUBLE, high DOUBLE, last DOUBLE, n BIGINT);
-CREATE TABLE progress (t_unix_s DOUBLE, node VARCHAR, job VARCHAR, rank INTEGER, epoch INTEGER, step BIGINT,
-                       step_s DOUBLE, loss DOUBLE, grad_norm DOUBLE)
+CREATE TABLE samples (t_unix_s DOUBLE, span_s INTEGER, node VARCHAR, device VARCHAR, metric VARCHAR,
+                      value DOUBLE, low DOUBLE, high DOUBLE, last DOUBLE, n BIGINT);
+CREATE TABLE progress (t_unix_s DOUBLE, node VARCHAR, job VARCHAR, rank INTEGER, epoch INTEGER,
+                       step BIGINT, step_s DOUBLE, loss DOUBLE, grad_norm DOUBLE)
 """
 _RECORD_BYTES_MAX = 64 << 20
 _NO_OUTSIDE: dict[str, str | bool | int | float | list[str]] = {

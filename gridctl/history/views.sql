@@ -314,6 +314,28 @@ JOIN plans p ON p.plan = r.plan AND p.runbook = 'hot-swap'
 LEFT JOIN cut c ON c.run = r.run
 LEFT JOIN watched w ON w.run = r.run;
 
+-- stands: one row a time that a job stood for want of a rank's process
+--   incident        to which it belongs
+--   job             that stood
+--   node            whose rank it was
+--   gpus            of the whole job; null where no hand-over brought it on
+--   from_unix_s     the first finding that a rank has died or is silent
+--   until_unix_s    when the job went on; null where no hand-over of gridctl brought it on
+--   run             that brought it on
+CREATE VIEW stands AS
+WITH ended AS (
+    SELECT incident, run, gpus, coalesce(t_resume_unix_s, ended_unix_s) AS until_unix_s
+    FROM handovers WHERE outcome = 'commit' AND standing
+), told AS (
+    SELECT f.incident, f.job, f.node, f.t_unix_s, e.run, e.gpus, e.until_unix_s
+    FROM (FROM row_findings WHERE kind IN ('rank_died', 'rank_silent') AND NOT suppressed AND incident <> '') f
+    ASOF LEFT JOIN ended e ON e.incident = f.incident AND f.t_unix_s <= e.until_unix_s
+)
+SELECT incident, arg_min(job, t_unix_s) AS job, arg_min(node, t_unix_s) AS node, any_value(gpus) AS gpus,
+       min(t_unix_s) AS from_unix_s, until_unix_s, run
+FROM told
+GROUP BY incident, run, until_unix_s;
+
 -- checkpoints: what is known of checkpoints of jobs
 --   seq             number of its record
 --   t_unix_s        when

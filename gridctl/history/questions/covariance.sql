@@ -1,11 +1,13 @@
 -- title: Do NIC errors and accelerator faults come together?
 -- subject: node_spans
--- meaning: Whether days on which a node's network adapter shows errors are days on which its accelerators fail.
--- computed: Over days (UTC) of nodes. A day has NIC errors with a finding on a device nic:..., accelerator faults with one on gpu:..., of
---   severity warning or above and not suppressed. Expected is what chance gives (both shares multiplied); lift is found over expected, with
---   the 90 % interval of a Poisson count; phi is the correlation of the two, from -1 to 1.
--- unknown: What comes first or is the cause: a loose riser or a power fault shows in both. Days on which no controller ran count as
---   quiet. With fewer than 3 days of either kind nothing is said.
+-- meaning: Whether days on which a node's network adapter shows errors are days on which its accelerators
+--   fail.
+-- computed: Over days (UTC) of nodes. A day has NIC errors with a finding on a device nic:..., accelerator
+--   faults with one on gpu:..., of severity warning or above and not suppressed. Expected is what chance
+--   gives (both shares multiplied); lift is found over expected, with the 90 % interval of a Poisson count;
+--   phi is the correlation of the two, from -1 to 1.
+-- unknown: What comes first or is the cause: a loose riser or a power fault shows in both. Days on which no
+--   controller ran count as quiet. With fewer than 3 days of either kind nothing is said.
 -- columns:
 --   scope          whose: the fleet, or as --by asks; null where that is not known
 --   node_days      how many

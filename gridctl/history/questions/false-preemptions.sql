@@ -1,11 +1,13 @@
 -- title: Moves that need not have been
 -- subject: handovers at started_unix_s
 -- meaning: How many nodes were left because of something that was no fault of theirs.
--- computed: Over committed hand-overs of running jobs that began with a finding (not those a person opened, nor of jobs that stood).
---   False: the incident was closed with the verdict false_alarm, or nobody judged it and the node was opened again (uncordon) with the
---   same boot, chassis, devices and driver and no reset between. The share is that of all that are judged so or as true_fault.
--- unknown: Unmarked moves are in no share: neither judged nor opened unchanged, or what the node was is not known. A node that was
---   opened unchanged may have been repaired by reseating, and be counted as false: a verdict counts before that.
+-- computed: Over committed hand-overs of running jobs that began with a finding (not those a person opened,
+--   nor of jobs that stood). False: the incident was closed with the verdict false_alarm, or nobody judged it
+--   and the node was opened again (uncordon) with the same boot, chassis, devices and driver and no reset
+--   between. The share is that of all that are judged so or as true_fault.
+-- unknown: Unmarked moves are in no share: neither judged nor opened unchanged, or what the node was is not
+--   known. A node that was opened unchanged may have been repaired by reseating, and be counted as false: a
+--   verdict counts before that.
 -- columns:
 --   scope             whose: the fleet, or as --by asks; null where that is not known
 --   preemptions       how many

@@ -1,10 +1,12 @@
 -- title: Nodes that fail again and again
 -- subject: node_spans
 -- meaning: Which nodes came back from repair and failed again, or fail more often than chance explains.
--- computed: A relapse is a fault within 30 days after a person opened the node again; two of them make a lemon, as in the rules of
---   `gridctl diagnose`. Expected are the faults that the fleet's rate gives for the node's hours; more than chance: the lower limit of the
---   90 % interval of its count is above that. Listed are nodes with two faults or a relapse.
--- unknown: Among many nodes some lie above their limit by chance: one in twenty. Whether a repair was one, nobody journals.
+-- computed: A relapse is a fault within 30 days after a person opened the node again; two of them make a
+--   lemon, as in the rules of `gridctl diagnose`. Expected are the faults that the fleet's rate gives for the
+--   node's hours; more than chance: the lower limit of the 90 % interval of its count is above that. Listed
+--   are nodes with two faults or a relapse.
+-- unknown: Among many nodes some lie above their limit by chance: one in twenty. Whether a repair was one,
+--   nobody journals.
 -- columns:
 --   scope             whose: the fleet, or as --by asks; null where that is not known
 --   node              its name

@@ -1,11 +1,13 @@
 -- title: GPU-hours that were lost
 -- subject: incidents at opened_unix_s
 -- meaning: How long GPUs of jobs stood idle, by cause.
--- computed: pause: a running job's pause for a committed hand-over. turned back: the pause of a cut that was aborted. standing: from the
---   first finding that a rank has died or is silent until the job went on. Each times all GPUs of the job; on CPU a rank counts as one.
---   Money is that times price_usd_per_gpu_h of policy.toml.
--- unknown: Crashes and restarts that gridctl had no hand in are not seen. Where a job stood and no hand-over ended that, or a run failed
---   after its cut, nobody knows how long it was until the job trained again: such rows have no hours. Clocks of nodes may differ by seconds.
+-- computed: pause: a running job's pause for a committed hand-over. turned back: the pause of a cut that was
+--   aborted. standing: from the first finding that a rank has died or is silent until the job went on. Each
+--   times all GPUs of the job; on CPU a rank counts as one. Money is that times price_usd_per_gpu_h of
+--   policy.toml.
+-- unknown: Crashes and restarts that gridctl had no hand in are not seen. Where a job stood and no hand-over
+--   ended that, or a run failed after its cut, nobody knows how long it was until the job trained again: such
+--   rows have no hours. Clocks of nodes may differ by seconds.
 -- columns:
 --   scope   whose: the fleet, or as --by asks of the node of the incident; null where that is not known
 --   cause   pause, turned back, standing, stood and not brought on, failed after the cut
@@ -14,26 +16,22 @@
 --   gpu_h   GPU-hours of those; null where none is known
 --   usd     the same in money; null without a price
 --   note    what to know about these figures
-WITH stood AS (
-    SELECT incident, min(t_unix_s) AS stood_unix_s FROM findings WHERE kind IN ('rank_died', 'rank_silent') GROUP BY incident
-), cut AS (
+WITH cut AS (
     SELECT s.scope, s.incident, h.state, h.outcome, coalesce(h.standing, false) AS standing,
            h.gpus * h.pause_ms / 3.6e6 AS pause_gpu_h,
-           h.gpus * greatest(0, coalesce(h.t_resume_unix_s, h.ended_unix_s) - f.stood_unix_s) / 3600 AS stood_gpu_h
+           h.gpus * (t.until_unix_s - t.from_unix_s) / 3600 AS stood_gpu_h
     FROM subject s
     JOIN handovers h ON h.incident = s.incident AND h.outcome IS NOT NULL
-    LEFT JOIN stood f ON f.incident = s.incident
+    LEFT JOIN stands t ON t.run = h.run
 ), lost AS (
     SELECT scope, CASE WHEN outcome <> 'commit' THEN 'turned back' WHEN standing THEN 'standing' ELSE 'pause' END AS cause,
            CASE WHEN outcome = 'commit' AND standing THEN stood_gpu_h
-                WHEN outcome <> 'commit' AND standing THEN 0  -- it stood anyway
+                WHEN standing THEN 0  -- it stood anyway
                 ELSE pause_gpu_h END AS gpu_h
     FROM cut
     UNION ALL
     SELECT s.scope, 'stood and not brought on', NULL
-    FROM subject s
-    JOIN stood USING (incident)
-    ANTI JOIN cut c ON c.incident = s.incident AND c.outcome = 'commit'
+    FROM subject s JOIN stands t ON t.incident = s.incident AND t.run IS NULL
     WHERE s.merged_into IS NULL
     UNION ALL
     SELECT scope, 'failed after the cut', NULL FROM cut WHERE outcome = 'commit' AND state = 'failed'

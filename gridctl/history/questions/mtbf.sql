@@ -1,10 +1,11 @@
 -- title: Mean time between faults of a node
 -- subject: node_spans
--- meaning: How many node-hours pass for each fault, with the interval in which the true figure lies with 90 %.
--- computed: Faults are rows of the view faults. A node's hours count from the first record that names it. The interval is that of a
---   Poisson count: hours / poisson_high(faults) to hours / poisson_low(faults).
--- unknown: While no controller ran nothing was seen, and that time is not left out: the figure errs high. A fault that detection
---   misses is none here, a false alarm is one (`gridctl ask false-preemptions`).
+-- meaning: How many node-hours pass for each fault, with the interval in which the true figure lies with 90
+--   %.
+-- computed: Faults are rows of the view faults. A node's hours count from the first record that names it. The
+--   interval is that of a Poisson count: hours / poisson_high(faults) to hours / poisson_low(faults).
+-- unknown: While no controller ran nothing was seen, and that time is not left out: the figure errs high. A
+--   fault that detection misses is none here, a false alarm is one (`gridctl ask false-preemptions`).
 -- columns:
 --   scope               whose: the fleet, or as --by asks; null where that is not known
 --   nodes               how many

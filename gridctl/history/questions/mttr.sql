@@ -1,10 +1,11 @@
 -- title: Mean time to repair
 -- subject: incidents at opened_unix_s
 -- meaning: How long incidents last, and how soon something was decided, begun and done about them.
--- computed: Over incidents that began within the time asked for, without those that a person opened by a plan and those
---   merged into others. Means and quantiles are of closed ones; the other medians of those that came so far.
--- unknown: An incident that is still open will last longer than any of the figures says; what took place while no controller
---   ran was not seen. A closed incident is not always a repaired node.
+-- computed: Over incidents that began within the time asked for, without those that a person opened by a plan
+--   and those merged into others. Means and quantiles are of closed ones; the other medians of those that
+--   came so far.
+-- unknown: An incident that is still open will last longer than any of the figures says; what took place
+--   while no controller ran was not seen. A closed incident is not always a repaired node.
 -- columns:
 --   scope             whose: the fleet, or as --by asks; null where that is not known
 --   incidents         how many

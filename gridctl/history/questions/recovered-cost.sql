@@ -1,12 +1,13 @@
 -- title: What a recovered GPU-hour costs
 -- subject: handovers at started_unix_s
 -- meaning: What committed hand-overs have cost for each GPU-hour that they are expected to have saved.
--- computed: Recovered is what waiting was expected to cost when the plan was made (deferred_gpu_h; of a job that stood: the choice to watch,
---   a restart from a checkpoint). Spent are the measured pause, or of a job that stood the time until it went on, times all its GPUs, and the
---   GPUs of the moved ranks for as long as the run prepared them. Money by price_usd_per_gpu_h of policy.toml; energy by the mean of power_w
---   of the GPUs of the nodes left and taken during the runs.
--- unknown: What would have happened without the move nobody knows: recovered hours are an expectation, often from a base rate. Prices of
---   spares that stand by are not in it (`gridctl ask spare-use`).
+-- computed: Recovered is what waiting was expected to cost when the plan was made (deferred_gpu_h; of a job
+--   that stood: the choice to watch, a restart from a checkpoint). Spent are the measured pause, or of a job
+--   that stood the time until it went on, times all its GPUs, and the GPUs of the moved ranks for as long as
+--   the run prepared them. Money by price_usd_per_gpu_h of policy.toml; energy by the mean of power_w of the
+--   GPUs of the nodes left and taken during the runs.
+-- unknown: What would have happened without the move nobody knows: recovered hours are an expectation, often
+--   from a base rate. Prices of spares that stand by are not in it (`gridctl ask spare-use`).
 -- columns:
 --   scope            whose: the fleet, or as --by asks of the node that was left; null where that is not known
 --   swaps            committed hand-overs for which both sides are known
@@ -17,9 +18,7 @@
 --   mean_power_w     of a GPU; null where no sample tells it
 --   kwh_per_recovered_gpu_h    energy; null where no sample tells the power
 --   note             what to know about these figures
-WITH stood AS (
-    SELECT incident, min(t_unix_s) AS stood_unix_s FROM findings WHERE kind IN ('rank_died', 'rank_silent') GROUP BY incident
-), waited AS (
+WITH waited AS (
     SELECT incident, arg_max(TRY_CAST(list_filter(TRY_CAST(alternatives AS JSON[]),
                lambda a: a ->> '$.action' = 'watch')[1] ->> '$.cost.gpu_h' AS DOUBLE), seq) AS watch_gpu_h
     FROM decisions
@@ -28,12 +27,12 @@ WITH stood AS (
 ), moved AS (
     SELECT s.scope, s.run, s.node, s.targets, s.started_unix_s, s.ended_unix_s,
            CASE WHEN s.standing THEN w.watch_gpu_h ELSE p.deferred_gpu_h END AS recovered_gpu_h,
-           s.gpus * CASE WHEN s.standing THEN greatest(0, s.t_resume_unix_s - f.stood_unix_s)
+           s.gpus * CASE WHEN s.standing THEN f.until_unix_s - f.from_unix_s
                          ELSE s.pause_ms / 1000 END / 3600
            + s.gpus * len(s.ranks_moved) / p.ranks * (s.t_resume_unix_s - s.started_unix_s) / 3600 AS spent_gpu_h
     FROM subject s
     JOIN plans p ON p.plan = s.plan
-    LEFT JOIN stood f ON f.incident = s.incident
+    LEFT JOIN stands f ON f.run = s.run
     LEFT JOIN waited w ON w.incident = s.incident
     WHERE s.outcome = 'commit'
 ), powered AS (

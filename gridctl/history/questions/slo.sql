@@ -1,10 +1,11 @@
 -- title: What was promised, and what is left of the error budget
 -- subject: incidents at opened_unix_s
 -- meaning: For each objective how much was good, and how much may still be bad.
--- computed: Targets and limits are [slo] of policy.toml. recover: incidents with the decision to swap now whose ranks had moved within
---   recover_s; younger open ones are not counted yet. pause: committed hand-overs within pause_ms. swap: of all runs that were to move
---   ranks and have ended, those done. preemption: of moves of running jobs that people have judged, true faults. The budget is
---   (1 - target) x events; what is left of it can be below 0.
+-- computed: Targets and limits are [slo] of policy.toml. recover: incidents with the decision to swap now
+--   whose ranks had moved within recover_s; younger open ones are not counted yet. pause: committed
+--   hand-overs within pause_ms. swap: of all runs that were to move ranks and have ended, those done.
+--   preemption: of moves of running jobs that people have judged, true faults. The budget is (1 - target) x
+--   events; what is left of it can be below 0.
 -- unknown: With few events a budget is a fraction of one event: one bad one overdraws it, and says little.
 -- columns:
 --   scope        whose: the fleet, or as --by asks of the node of the incident; null where that is not known

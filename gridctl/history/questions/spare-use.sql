@@ -1,9 +1,10 @@
 -- title: What spares are good for
 -- subject: node_spans
 -- meaning: How much stands by, how often it is taken, and how often none was there.
--- computed: A node is a spare while a process waits there for a rank. Taken: a committed hand-over moved ranks there. Lacked: incidents for
---   which a plan was refused with no-spare.
--- unknown: Without facts (journals of earlier versions) nobody knows which nodes were spares. Spares of other programs are not seen.
+-- computed: A node is a spare while a process waits there for a rank. Taken: a committed hand-over moved
+--   ranks there. Lacked: incidents for which a plan was refused with no-spare.
+-- unknown: Without facts (journals of earlier versions) nobody knows which nodes were spares. Spares of other
+--   programs are not seen.
 -- columns:
 --   scope         whose: the fleet, or as --by asks; null where that is not known
 --   nodes         how many

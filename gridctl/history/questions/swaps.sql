@@ -1,8 +1,9 @@
 -- title: Hand-overs, one by one
 -- subject: handovers at started_unix_s
--- meaning: What moved from where to where, how long the job paused, how much was moved, and whether it came out right.
--- computed: One row a run that was to move ranks. A commit means that the digests of every part of the state were equal at source and
---   target; `gridctl sql "SELECT digests FROM handovers"` shows them.
+-- meaning: What moved from where to where, how long the job paused, how much was moved, and whether it came
+--   out right.
+-- computed: One row a run that was to move ranks. A commit means that the digests of every part of the state
+--   were equal at source and target; `gridctl sql "SELECT digests FROM handovers"` shows them.
 -- unknown: Where no cut was tried there was no pause, and nothing was moved.
 -- columns:
 --   scope           whose: the fleet, or as --by asks of the node that was left; null where that is not known
