@@ -66,6 +66,11 @@ class Home:
         return self.config / "notify.toml"
 
     @property
+    def questions(self) -> Path:
+        """The site's own questions of `gridctl ask`."""
+        return self.config / "questions"
+
+    @property
     def trust(self) -> Path:
         return self.config / "trust"
 

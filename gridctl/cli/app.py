@@ -9,6 +9,7 @@ import typer
 from gridctl.cli import (
     about,
     acts,
+    ask,
     collect,
     cordons,
     demo,
@@ -84,6 +85,8 @@ def _tree() -> None:
     root.add_typer(journal.app, name="journal")
     root.add_typer(notify.app, name="notify")
     root.add_typer(history.app, name="history")
+    root.command()(ask.ask)
+    root.command()(ask.sql)
     root.command()(diagnose.diagnose)
     root.command()(risk.risk)
     root.command()(review.review)

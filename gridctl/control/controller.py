@@ -17,6 +17,7 @@ from gridctl.control.autopilot import Autopilot
 from gridctl.control.cordons import uncordon
 from gridctl.control.devicelog import DeviceLog
 from gridctl.control.driver import Driver
+from gridctl.control.facts import journal_facts
 from gridctl.control.followers import Followers
 from gridctl.control.freezes import relay, relayed
 from gridctl.control.herald import Herald
@@ -166,6 +167,7 @@ class Controller:
         self.refresh()
         self.sentinel.nodes_changed(self.nodes.values())
         self.followers.keep(self.nodes)
+        journal_facts(self.ledger, self.devices, self.nodes.values())
 
     async def _tend_trust(self) -> None:
         for act in self.trustee.acts():

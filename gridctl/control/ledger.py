@@ -41,6 +41,7 @@ class Ledger:
         self.missed: dict[str, set[str]] = {}  #: scope -> nodes that this has not reached yet
         self.deaths: dict[str, Death] = {}  #: job -> the last death of one of its ranks
         self.steered: set[str] = set()  #: runs that a person has taken a hand in after they had begun
+        self.facts: dict[str, dict[str, Any]] = {}  #: node -> what it is, as journaled last
         self.said: set[tuple[Any, ...]] = set()  #: what was journaled of the stream: never twice
         self._news = asyncio.Event()
         try:
@@ -178,6 +179,8 @@ class Ledger:
             self.runs[data["run"]] = (plan_id, state)
         elif record.kind == "audit":
             self._take_audit(data)
+        elif record.kind == "facts":
+            self.facts[data["node"]] = data
         elif death := data.get("death"):
             self.deaths[data["job"]] = msgspec.convert(death, Death)
         if key := data.get("key"):

@@ -38,20 +38,9 @@ if TYPE_CHECKING:
     import duckdb
 
 #: What may be asked; `views.sql` says what is in each.
-VIEWS = (
-    *("incidents", "events", "findings", "decisions", "plans", "runs", "steps", "gates", "handovers"),
-    *(
-        "checkpoints",
-        "nodes",
-        "node_spans",
-        "faults",
-        "devices",
-        "jobs",
-        "progress",
-        "spares",
-        "audit",
-        "samples",
-    ),
+VIEWS = tuple(
+    "incidents events findings decisions plans runs steps gates handovers stands checkpoints nodes node_spans"
+    " faults devices jobs progress spares audit samples".split()
 )
 
 _NO_OUTSIDE: dict[str, str | bool | int | float | list[str]] = {

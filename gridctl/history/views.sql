@@ -314,6 +314,28 @@ JOIN plans p ON p.plan = r.plan AND p.runbook = 'hot-swap'
 LEFT JOIN cut c ON c.run = r.run
 LEFT JOIN watched w ON w.run = r.run;
 
+-- stands: one row a time that a job stood for want of a rank's process
+--   incident        to which it belongs
+--   job             that stood
+--   node            whose rank it was
+--   gpus            of the whole job; null where no hand-over brought it on
+--   from_unix_s     the first finding that a rank has died or is silent
+--   until_unix_s    when the job went on; null where no hand-over of gridctl brought it on
+--   run             that brought it on
+CREATE VIEW stands AS
+WITH ended AS (
+    SELECT incident, run, gpus, coalesce(t_resume_unix_s, ended_unix_s) AS until_unix_s
+    FROM handovers WHERE outcome = 'commit' AND standing
+), told AS (
+    SELECT f.incident, f.job, f.node, f.t_unix_s, e.run, e.gpus, e.until_unix_s
+    FROM (FROM row_findings WHERE kind IN ('rank_died', 'rank_silent') AND NOT suppressed AND incident <> '') f
+    ASOF LEFT JOIN ended e ON e.incident = f.incident AND f.t_unix_s <= e.until_unix_s
+)
+SELECT incident, arg_min(job, t_unix_s) AS job, arg_min(node, t_unix_s) AS node, any_value(gpus) AS gpus,
+       min(t_unix_s) AS from_unix_s, until_unix_s, run
+FROM told
+GROUP BY incident, run, until_unix_s;
+
 -- checkpoints: what is known of checkpoints of jobs
 --   seq             number of its record
 --   t_unix_s        when
@@ -573,3 +595,26 @@ FROM row_audit;
 --   step_s          how long it took
 --   loss            as the script told it
 --   grad_norm       as the script told it
+
+-- Limits of the 90 % interval of the mean number of events where n were counted (Poisson; exact up to 30, then
+-- by Wilson and Hilferty), and of a share where k of n were counted (Wilson). Null where nothing was counted.
+CREATE MACRO poisson_low(n) AS CASE
+    WHEN n = 0 THEN 0.0
+    WHEN n <= 30 THEN [
+        0.05129, 0.35536, 0.81769, 1.36632, 1.97015, 2.61301, 3.28532, 3.98082, 4.69523, 5.42541, 6.16901,
+        6.92421, 7.68958, 8.46394, 9.24633, 10.03596, 10.83214, 11.63430, 12.44195, 13.25465, 14.07202,
+        14.89374, 15.71950, 16.54904, 17.38213, 18.21855, 19.05811, 19.90064, 20.74598, 21.59398
+    ][n::INTEGER]
+    ELSE n * (1 - 1 / (9.0 * n) - 1.644854 / (3 * sqrt(n))) ** 3 END;
+CREATE MACRO poisson_high(n) AS CASE
+    WHEN n <= 30 THEN [
+        2.99573, 4.74386, 6.29579, 7.75366, 9.15352, 10.51303, 11.84240, 13.14811, 14.43465, 15.70522,
+        16.96222, 18.20751, 19.44257, 20.66857, 21.88649, 23.09713, 24.30118, 25.49923, 26.69177, 27.87924,
+        29.06202, 30.24044, 31.41481, 32.58538, 33.75240, 34.91608, 36.07661, 37.23416, 38.38890, 39.54097,
+        40.69051
+    ][n::INTEGER + 1]
+    ELSE (n + 1) * (1 - 1 / (9.0 * (n + 1)) + 1.644854 / (3 * sqrt(n + 1))) ** 3 END;
+CREATE MACRO share_low(k, n) AS CASE WHEN n > 0 THEN greatest(0, (k + 1.352773
+    - 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545)) END;
+CREATE MACRO share_high(k, n) AS CASE WHEN n > 0 THEN least(1, (k + 1.352773
+    + 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545)) END;

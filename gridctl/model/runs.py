@@ -21,6 +21,9 @@ Data of the journal's records, by kind (all carry `incident` where there is one)
               is the link's address or who it is assigned to, a note's words are its reason
     notice    {"incident", "thread", "route", "receiver", "event", "incidents", "escalation", "state":
               sent|failed|given-up, "text"}: what was told to whom (`gridctl.notify.duty`)
+    facts     {"node", "rack", "node_class", "nvlink_domain", "cooling_zone", "driver", "gpu_model", "gpus",
+              "serial", "boot_id", "version", "spare", "jobs": {job: [rank]}, "devices": {device: {"uuid",
+              "serial", "pci", "name"}}}: what a node is, once and whenever something of it changes
     note      {"incident", "run", "node", "phase", "handover", "detail"}: a phase that an agent told of
 
 States of a run: running, held (stopped, needs a person), and the ends done, aborted, rolled-back, failed.
