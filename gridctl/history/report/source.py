@@ -157,10 +157,13 @@ def _around(history: History, node: str, begin: float, end: float) -> list[Recor
 
 
 def _earlier(history: History, node: str, incident: str, begin: float) -> list[Row]:
+    """The newest first. Out of the few records that open and close: a view that folds all is slower."""
     return rows(
         history,
-        f"SELECT incident, coalesce(kind, '') AS kind, opened_unix_s FROM incidents"
-        f" WHERE node = {literal(node)} AND incident <> {literal(incident)} AND opened_unix_s < {begin!r}"
+        "SELECT incident, coalesce(arg_max(data ->> '$.kind', seq), '') AS kind,"
+        " min(coalesce(TRY_CAST(data ->> '$.t_unix_s' AS DOUBLE), t_unix_s)) AS opened_unix_s"
+        f" FROM events WHERE kind = 'incident' AND node = {literal(node)} AND incident <> {literal(incident)}"
+        f" GROUP BY incident HAVING opened_unix_s < {begin!r}"
         f" ORDER BY opened_unix_s DESC, incident LIMIT {EARLIER_MAX}",
     )
 
