@@ -153,7 +153,8 @@ def _around(history: History, node: str, begin: float, end: float) -> list[Recor
     its = f"node = {literal(node)} AND coalesce(incident, '') = ''"
     then = f"kind IN ('finding', 'decision') AND t_unix_s BETWEEN {begin!r} AND {end + MARGIN_S!r}"
     opened = f"kind = 'audit' AND data ->> '$.what' = 'uncordon' AND t_unix_s >= {begin!r}"
-    return _records(history, f"{its} AND (({then}) OR ({opened}))")
+    found = [record for where in (then, opened) for record in _records(history, f"{where} AND {its}")]
+    return sorted(found, key=lambda record: record.seq)
 
 
 def _earlier(history: History, node: str, incident: str, begin: float) -> list[Row]:
