@@ -245,7 +245,7 @@ def test_a_journal_that_somebody_else_wrote_breaks_no_report(tmp_path: Path, see
         inner: Any = data
         for key in above:
             inner = inner[key]
-        inner[last] = chance.choice(JUNK)
+        inner[last] = copy.deepcopy(chance.choice(JUNK))
     now = NOW
     with Journal(tmp_path, lambda: now) as log:
         for after_s, kind, data in story:
