@@ -98,6 +98,7 @@ def test_every_command_prints_real_values_in_every_form(
             ("spares",),
             ("incidents", "--all"),
             ("incident show", plan["incident"]),
+            ("incident compare", plan["incident"], plan["incident"]),
             ("run list",),
             ("run show", run),
             ("run attach", run),

@@ -1,7 +1,11 @@
 """A postmortem out of a journal's files."""
 
+import contextlib
+import copy
 import json
+import random
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from gridctl.history.report import markdown, page
 from gridctl.history.report.compare import compare
 from gridctl.history.report.derive import report
 from gridctl.history.report.document import document
+from gridctl.history.report.excerpt import excerpt
 from gridctl.history.report.facts import Report
 from gridctl.history.report.plots import NOT_KEPT
 from gridctl.history.report.source import Source, read
@@ -205,6 +210,53 @@ def test_records_that_say_something_else_are_counted_and_left_out(tmp_path: Path
     assert made.evidence
     for text in written(read(History(tmp_path), INCIDENT)):
         assert f"{made.unread} records say something else" in text
+
+
+JUNK: list[Any] = [
+    None,
+    7,
+    -1.5,
+    1e300,
+    True,
+    "",
+    HOSTILE,
+    [],
+    [1, None],
+    ["a", {"x": 1}],
+    {},
+    {"a": {"b": 1}},
+]
+
+
+def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to everything that is in it."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield (*above, key)
+        yield from places(inner, (*above, key))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_journal_that_somebody_else_wrote_breaks_no_report(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    story = copy.deepcopy(STORY)
+    for _, _, data in chance.sample(story[3:], 6):
+        *above, last = chance.choice([place for place in places(data) if place != ("incident",)])
+        inner: Any = data
+        for key in above:
+            inner = inner[key]
+        inner[last] = copy.deepcopy(chance.choice(JUNK))
+    now = NOW
+    with Journal(tmp_path, lambda: now) as log:
+        for after_s, kind, data in story:
+            now = NOW + after_s
+            log.append(kind, "ctl", data)
+    history = History(tmp_path)
+    with contextlib.suppress(Refused):  # the record that opens it is none any more
+        source = read(history, INCIDENT)
+        Page(written(measured(source))[1])
+        compare(report(source), report(source))
+        assert list(excerpt(history, source, []).records)
 
 
 def test_an_unknown_incident_is_refused(tmp_path: Path) -> None:

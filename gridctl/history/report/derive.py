@@ -74,7 +74,7 @@ class _Folded:
 
     def __init__(self, source: Source) -> None:
         self.records = source.records
-        self.unread = 0
+        self.unread = source.unread
         self.phases = {record.seq for record in source.records if "phase" in record.data}
         self.plans: dict[str, tuple[Record, Plan]] = {}
         incidents, found = Incidents(), dict[str, tuple[str, Progress]]()
@@ -109,7 +109,9 @@ class _Folded:
     def one(self, record: Record, make: Callable[[Record], T]) -> T | None:
         """None where the record says something else than written."""
         try:
-            return make(record)
+            made = make(record)
+            msgspec.convert(msgspec.to_builtins(made), type(made))
+            return made
         except _MISREAD:
             self.unread += 1
             return None
@@ -217,26 +219,32 @@ def _plans(folded: _Folded) -> Iterator[facts.Planned]:
 
 def _cuts(folded: _Folded) -> Iterator[facts.Cut]:
     for run in folded.runs:
-        watched = next(
-            (v for s in run.steps if s.name == "watch" for v in s.values if isinstance(v, dict)), {}
-        )
-        plan = folded.plans[run.plan][1]
-        for value in (v for step in run.steps for v in step.values if isinstance(v, dict) and "cut_ms" in v):
-            yield facts.Cut(
-                run=run.id,
-                outcome=str(value.get("outcome", "")),
-                boundary_step=int(value.get("boundary_step", -1)),
-                epoch=int(value.get("epoch", plan.epoch_to)),
-                pause_s=float(value["cut_ms"]) / 1000.0,
-                from_unix_s=float(value.get("t_boundary_unix_s", 0.0)),
-                to_unix_s=float(value.get("t_resume_unix_s", 0.0)),
-                state_bytes=int(value.get("state_bytes", 0)),
-                parts_ms={str(k): float(v) for k, v in (value.get("parts_ms") or {}).items()},
-                digests=value.get("digests") or {},
-                step_s_before=watched.get("step_s_before"),
-                step_s_after=watched.get("step_s_after"),
-                ranks=len({member.rank for member in plan.members}),
-            )
+        told = [value for step in run.steps for value in step.values if isinstance(value, dict)]
+        watched = next((value for value in told if "step_s_before" in value), {})
+        for value in (value for value in told if "cut_ms" in value):
+            try:
+                yield _cut(run, value, watched, folded.plans[run.plan][1])
+            except _MISREAD:
+                folded.unread += 1
+
+
+def _cut(run: Run, value: dict[str, Any], watched: dict[str, Any], plan: Plan) -> facts.Cut:
+    said = {
+        "run": run.id,
+        "outcome": value.get("outcome", ""),
+        "boundary_step": value.get("boundary_step", -1),
+        "epoch": value.get("epoch", plan.epoch_to),
+        "pause_s": value["cut_ms"] / 1000.0,
+        "from_unix_s": value.get("t_boundary_unix_s", 0.0),
+        "to_unix_s": value.get("t_resume_unix_s", 0.0),
+        "state_bytes": value.get("state_bytes", 0),
+        "parts_ms": value.get("parts_ms", {}),
+        "digests": value.get("digests", {}),
+        "step_s_before": watched.get("step_s_before"),
+        "step_s_after": watched.get("step_s_after"),
+        "ranks": len({member.rank for member in plan.members}),
+    }
+    return msgspec.convert(said, facts.Cut)
 
 
 def _phases(records: Iterable[Record]) -> list[facts.Phase]:

@@ -5,6 +5,7 @@ note, and whatever is not in it is said. Without heartbeats a replay says nothin
 """
 
 import ast
+import contextlib
 import datetime
 import heapq
 import re
@@ -18,6 +19,7 @@ from gridagent.wire import StreamRecord
 from gridctl.history import History, HistoryError
 from gridctl.history.report.source import Source, literal, rows
 from gridctl.model.findings import WatchedNode
+from gridctl.model.plans import Plan
 from gridctl.ports.recording import Header, Job
 
 #: What a node has told in so long is asked for at once: a day of it would not fit into memory.
@@ -47,7 +49,7 @@ def excerpt(history: History, source: Source, spooled: Sequence[StreamRecord]) -
     begin, end = source.from_unix_s, min(source.to_unix_s, source.from_unix_s + CUT_MAX_S + 2 * MARGIN_S)
     opened = next(record.data for record in source.records if record.kind == "incident")
     node, plan = str(opened.get("node", "")), _plan(source.records)
-    job, ranks = str(plan.get("job", "")), _ranks(plan)
+    job, ranks = (plan.job, _ranks(plan)) if plan else ("", {})
     nodes = sorted({node, *ranks.values()} - {""})
     lacking = ["heartbeats, probes and notes of nodes are kept nowhere: nothing is said of silence"]
     known = _span(spooled)
@@ -78,17 +80,21 @@ def excerpt(history: History, source: Source, spooled: Sequence[StreamRecord]) -
     )
 
 
-def _plan(records: Iterable[Record]) -> dict[str, Any]:
-    """The newest plan for ranks to leave the node; {} without one."""
-    plans = [plan for r in records if isinstance(plan := r.data.get("plan"), dict) and plan.get("moves")]
-    return plans[-1] if plans else {}
+def _plan(records: Iterable[Record]) -> Plan | None:
+    """The newest plan for ranks to leave the node."""
+    found = None
+    for record in records:
+        if record.kind == "plan":
+            with contextlib.suppress(msgspec.ValidationError):
+                plan = msgspec.convert(record.data["plan"], Plan)
+                found = plan if plan.moves else found
+    return found
 
 
-def _ranks(plan: dict[str, Any]) -> dict[str, str]:
+def _ranks(plan: Plan) -> dict[str, str]:
     """Where the job's ranks were before the plan was applied."""
-    members = {str(m["rank"]): str(m["node"]) for m in plan.get("members", []) if m["role"] == "survivor"}
-    left = {str(m["rank"]): str(m["origin"] or m["source"]["node"]) for m in plan.get("moves", [])}
-    return {**members, **left}
+    members = {str(member.rank): member.node for member in plan.members if member.role == "survivor"}
+    return {**members, **{str(move.rank): move.origin or move.source.node for move in plan.moves}}
 
 
 def _watched(name: str, told: dict[str, Any]) -> WatchedNode:

@@ -8,6 +8,7 @@ import msgspec
 from gridagent.journal import Record
 from gridctl.errors import Refused
 from gridctl.history import History, HistoryError
+from gridctl.history.report.shapes import sound
 
 #: A plot shows so much before the first line and after the last record.
 MARGIN_S = 600.0
@@ -49,11 +50,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     progress: list[Row] = []
     boundary: list[Row] = []  #: steps beside the cuts
     blind: dict[str, str] = {}
+    unread: int = 0  #: records of the incident that have another shape than theirs
 
 
 def read(history: History, incident: str) -> Source:
     """Raises `Refused` for an unknown incident, `HistoryError` where the journal cannot be asked."""
-    records = _of(history, incident)
+    told = _of(history, incident)
+    records = [record for record in told if sound(record)]
     opened = [record for record in records if record.kind == "incident"]
     if not opened:
         raise Refused(
@@ -79,6 +82,7 @@ def read(history: History, incident: str) -> Source:
         progress=_measured(history, "progress", _progress(job, window), blind),
         boundary=_measured(history, "progress", _beside(job, window, _cuts(records)), blind),
         blind=blind,
+        unread=len(told) - len(records),
     )
 
 
@@ -153,14 +157,18 @@ def _around(history: History, node: str, begin: float, end: float) -> list[Recor
     its = f"node = {literal(node)} AND coalesce(incident, '') = ''"
     then = f"kind IN ('finding', 'decision') AND t_unix_s BETWEEN {begin!r} AND {end + MARGIN_S!r}"
     opened = f"kind = 'audit' AND data ->> '$.what' = 'uncordon' AND t_unix_s >= {begin!r}"
-    return _records(history, f"{its} AND (({then}) OR ({opened}))")
+    found = [record for where in (then, opened) for record in _records(history, f"{where} AND {its}")]
+    return sorted(filter(sound, found), key=lambda record: record.seq)
 
 
 def _earlier(history: History, node: str, incident: str, begin: float) -> list[Row]:
+    """The newest first. Out of the few records that open and close: a view that folds all is slower."""
     return rows(
         history,
-        f"SELECT incident, coalesce(kind, '') AS kind, opened_unix_s FROM incidents"
-        f" WHERE node = {literal(node)} AND incident <> {literal(incident)} AND opened_unix_s < {begin!r}"
+        "SELECT incident, coalesce(arg_max(data ->> '$.kind', seq), '') AS kind,"
+        " min(coalesce(TRY_CAST(data ->> '$.t_unix_s' AS DOUBLE), t_unix_s)) AS opened_unix_s"
+        f" FROM events WHERE kind = 'incident' AND node = {literal(node)} AND incident <> {literal(incident)}"
+        f" GROUP BY incident HAVING opened_unix_s < {begin!r}"
         f" ORDER BY opened_unix_s DESC, incident LIMIT {EARLIER_MAX}",
     )
 
