@@ -89,6 +89,11 @@ class Home:
         return self.state / "spool"
 
     @property
+    def checkpoints(self) -> Path:
+        """Signed checkpoints of the journal's chain."""
+        return self.state / "checkpoints.jsonl"
+
+    @property
     def evidence(self) -> Path:
         """Where a run puts the archives that it has taken before it reset anything."""
         return self.state / "evidence"

@@ -30,6 +30,9 @@ import msgspec
 GENESIS = "0" * 64
 SEGMENT_BYTES = 16 << 20
 
+#: A pause that is told of by `verify`: a controller that is at work writes more often.
+LEAP_S = 30 * 86400.0
+
 _SEGMENT_NAME = re.compile(r"\d{8}\.jsonl")
 _HASH_MEMBER = re.compile(rb',"hash":"([0-9a-f]{64})"}\n')
 _HASH_MEMBER_BYTES = 76
@@ -87,6 +90,11 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     torn_bytes: int = 0  #: bytes of an unfinished last line: not damage, the next open repairs it
     clock_back: int = 0  #: records older than the one before them: a note, not damage
     clock_back_first: int | None = None  #: seq of the first of these
+    clock_leaps: int = 0  #: records more than `LEAP_S` after the one before: nobody wrote, or a clock was set
+    clock_leaps_first: int | None = None  #: seq of the first of these
+    segment: str = ""  #: the segment in which the chain breaks
+    offset: int = 0  #: of the first bad line in it, in bytes
+    foreign: tuple[str, ...] = ()  #: what lies in the folder and is no part of a journal
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -356,14 +364,26 @@ def verify(directory: Path | str) -> Verification:
     """Checks every byte of a journal: each hash, the chain, the order. Never raises for damage."""
     checker = _Checker()
     segments = _segments(Path(directory))
+    checker.foreign = _foreign(Path(directory))
     for path in segments:
+        offset = 0
         with path.open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n") and path is segments[-1]:
                     checker.torn_bytes = len(line)
                 elif what := checker.feed(line):
-                    return checker.result(f"{what} (in {path.name})")
+                    return checker.result(f"{what} (in {path.name})", path.name, offset)
+                offset += len(line)
     return checker.result("")
+
+
+def _foreign(directory: Path) -> tuple[str, ...]:
+    """Names in a journal's folder that are neither segments nor its lock."""
+    try:
+        names = sorted(path.name for path in directory.iterdir())
+    except OSError:
+        return ()
+    return tuple(name for name in names if not _SEGMENT_NAME.fullmatch(name) and name != "writer.lock")
 
 
 class _Checker:
@@ -374,6 +394,9 @@ class _Checker:
         self._t_unix_s = float("-inf")
         self._clock_back: list[int] = []
         self._clock_back_count = 0
+        self._leaps: list[int] = []
+        self._leaps_count = 0
+        self.foreign: tuple[str, ...] = ()
 
     def feed(self, line: bytes) -> str:
         """Takes the next line; returns what is wrong with it, or ""."""
@@ -392,10 +415,13 @@ class _Checker:
         if record.t_unix_s < self._t_unix_s:
             self._clock_back = self._clock_back or [record.seq]
             self._clock_back_count += 1
+        if self.records and record.t_unix_s > self._t_unix_s + LEAP_S:
+            self._leaps = self._leaps or [record.seq]
+            self._leaps_count += 1
         self.records, self.head, self._t_unix_s = record.seq, record.hash, record.t_unix_s
         return ""
 
-    def result(self, what: str) -> Verification:
+    def result(self, what: str, segment: str = "", offset: int = 0) -> Verification:
         return Verification(
             ok=not what,
             records=self.records,
@@ -405,6 +431,11 @@ class _Checker:
             torn_bytes=self.torn_bytes,
             clock_back=self._clock_back_count,
             clock_back_first=self._clock_back[0] if self._clock_back else None,
+            clock_leaps=self._leaps_count,
+            clock_leaps_first=self._leaps[0] if self._leaps else None,
+            segment=segment,
+            offset=offset,
+            foreign=self.foreign,
         )
 
 

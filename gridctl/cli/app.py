@@ -10,6 +10,7 @@ from gridctl.cli import (
     about,
     acts,
     ask,
+    audit,
     collect,
     cordons,
     demo,
@@ -83,6 +84,7 @@ def _tree() -> None:
         incidents.app.command()(verb)
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
+    root.add_typer(audit.app, name="audit")
     root.add_typer(notify.app, name="notify")
     root.add_typer(history.app, name="history")
     root.command()(ask.ask)

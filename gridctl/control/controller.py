@@ -24,6 +24,7 @@ from gridctl.control.herald import Herald
 from gridctl.control.keeper import Keeper
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
+from gridctl.control.notary import Notary
 from gridctl.control.planner import make_plan
 from gridctl.control.poll import POLL_S, Poll
 from gridctl.control.sentinel import Sentinel, close_incident
@@ -68,6 +69,7 @@ class Controller:
         self.sentinel = Sentinel(self.ledger, self.steps, self.autopilot.propose, detect_policy(self.policy))
         self.assessor = Assessor(self)
         self.herald = Herald(self)
+        self.notary = Notary(self)
         self.poll = Poll(self.agents)
         self.taps = Taps(self._heard)
         self.keeper = Keeper(home, self.taps)
@@ -113,6 +115,7 @@ class Controller:
             ("taking up what was interrupted", self.autopilot.take_up),
             ("watching the time", self._let_time_pass),
             ("telling people", self.herald.turn),
+            ("signing the journal", self.notary.turn),
             ("keeping the history", self.keeper.turn),
         )
         self._turning = asyncio.create_task(turn_for_ever(parts, POLL_S))

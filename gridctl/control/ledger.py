@@ -76,6 +76,11 @@ class Ledger:
     def seq(self) -> int:
         return self._journal.last_seq
 
+    @property
+    def head(self) -> str:
+        """Hash of the last record."""
+        return self._journal.head
+
     def append(self, kind: str, data: dict[str, Any]) -> Record:
         """Writes one record to the disk. Raises `Refused`: disk-full or journal; nothing may follow then."""
         self.settle()
