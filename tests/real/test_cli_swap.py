@@ -4,7 +4,6 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import OnTerminal, data, gridctl
@@ -13,9 +12,20 @@ from swap_fleet import parked, swap_fleet, training
 from gridctl.cli.exits import Exit
 
 
-def data_of_report(home: Path, incident: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(gridctl(home, "incident", "report", incident, "-f", "json").stdout)
-    return found
+def looks_at_its_report(home: Path, incident: str) -> None:
+    """Reads it, says what the incident was, and finds that in the page."""
+    shown = gridctl(home, "incident", "report", incident).stdout
+    for words in ("corrected errors climb", "parameters", "uncordon n2", "before step"):
+        assert words in shown, words
+    gridctl(home, "incident", "close", incident, "--verdict", "true-fault", "--yes", "--reason", "a DIMM")
+    page = home / "report.html"
+    gridctl(home, "incident", "report", incident, "-f", "html", "--out", str(page))
+    assert "true fault" in page.read_text()
+
+
+def left_to_do(home: Path, incident: str) -> list[str]:
+    found = json.loads(gridctl(home, "incident", "report", incident, "-f", "json").stdout)
+    return [its["what"] for its in found["follow_ups"]]
 
 
 def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
@@ -57,15 +67,7 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         incident = data(root, "incident", "show", run["incident"])
         assert (incident["state"], incident["runs"]) == ("closed", [run["id"]])
         assert any("corrected errors climb" in moment["what"] for moment in incident["timeline"])
-        shown = gridctl(root, "incident", "report", incident["id"]).stdout
-        for words in ("corrected errors climb", "parameters", "uncordon n2", "before step"):
-            assert words in shown, words
-        gridctl(
-            root, "incident", "close", incident["id"], "--verdict", "true-fault", "--yes", "--reason", "DIMM"
-        )
-        page = root / "report.html"
-        gridctl(root, "incident", "report", incident["id"], "-f", "html", "--out", str(page))
-        assert "true fault" in page.read_text()
+        looks_at_its_report(root, incident["id"])
         for again, words in (
             (["swap", "apply", plan["id"]], f"was applied as run {run['id']}"),
             (["run", "rollback", run["id"]], "was committed and is done"),
@@ -84,8 +86,7 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         parked(client)
         assert data(root, "swap", "plan", "n3")["moves"][0]["target"]["node"] == "n2", "it is a spare again"
         client.stop()
-        left = data_of_report(root, incident["id"])["follow_ups"]
-        assert not any("cordoned" in found["what"] for found in left), "its repair was confirmed"
+        assert not any("cordoned" in what for what in left_to_do(root, incident["id"])), "its repair is known"
         assert data(root, "journal", "verify")["ok"] is True
 
 

@@ -80,6 +80,10 @@ def test_an_incident_from_its_first_line_to_its_verdict(fleet: SwapFleet) -> Non
     assert (told["state"], told["verdict"]) == ("closed", "false_alarm")
     assert told["notes"][0]["reason"] == "words\nfrom stdin"
     assert all("0000:03" not in str(finding) for finding in told["findings"])
+    rows = data(root, "incident", "compare", name, fresh.id)
+    assert {"what": "kind", "a": more.kind, "b": fresh.kind} in rows
+    for form in ("table", "csv", "yaml"):
+        assert "signals in common" in gridctl(root, "incident", "compare", name, fresh.id, "-o", form).stdout
     text = gridctl(root, "incident", "report", name).stdout
     assert "a bad cable" in text
     assert "https://tickets.example/7" in text
