@@ -2,10 +2,9 @@
 
     python benchmarks/history_year.py [--nodes 1024] [--times 36] [--keep DIR]
 
-Makes a year (`year.py`), seals it with `gridctl history compact`, adds samples at the tier that is kept for ever
-(an hour, two metrics a GPU), and asks. Every question is asked in a process that has the history open already
-and, apart from that, as the command a person types, from the start of its process to its end. `--keep`: a folder
-for what was made; the next run takes it from there.
+Makes a year (`year.py`), seals it with `gridctl history compact`, adds samples at the tier that is kept for
+ever (an hour, two metrics a GPU), and asks. Every command is run as a person types it, from the start of its
+process to its end. `--keep`: a folder for what was made; the next run takes it from there.
 """
 
 import argparse
@@ -23,10 +22,10 @@ from pathlib import Path
 import duckdb
 import msgspec
 import year
-from gridctl.history.catalog import File
-from gridctl.history.store import LocalStore
 
 from gridctl.history import History
+from gridctl.history.catalog import File
+from gridctl.history.store import LocalStore
 from gridctl.simulate.layout import fleet
 
 QUESTIONS = (
@@ -90,9 +89,11 @@ def _samples(begin_s: float, end_s: float) -> str:
     parts = [
         f"SELECT t AS t_unix_s, 3600::INTEGER AS span_s, node, 'gpu:' || gpu AS device, '{metric}' AS metric,"
         f" round({mean} + {spread} * ({noise} - 0.5) + {spread} * sin(t / 13751), 1)::DOUBLE AS value,"
-        f" round({mean} - {spread} - {noise}, 1)::DOUBLE AS low, round({mean} + {spread} + {noise}, 1)::DOUBLE AS high,"
+        f" round({mean} - {spread} - {noise}, 1)::DOUBLE AS low,"
+        f" round({mean} + {spread} + {noise}, 1)::DOUBLE AS high,"
         f" round({mean} + {noise}, 1)::DOUBLE AS last, 3600::BIGINT AS n"
-        f" FROM nodes, range(8) AS g(gpu), (SELECT unnest(range({begin_s:.0f}, {end_s:.0f}, 3600))::DOUBLE AS t)"
+        " FROM nodes, range(8) AS g(gpu),"
+        f" (SELECT unnest(range({begin_s:.0f}, {end_s:.0f}, 3600))::DOUBLE AS t)"
         for metric, (mean, spread) in METRICS.items()
     ]
     return f"SELECT * FROM ({' UNION ALL '.join(parts)}) ORDER BY node, device, metric, t_unix_s"
@@ -167,7 +168,7 @@ def ask(home: Path) -> None:
         "SELECT incident FROM incidents WHERE runs > 0 ORDER BY opened_unix_s DESC LIMIT 1 OFFSET 100"
     )[1][0][0]
     commands = [("ask", name) for name in QUESTIONS]
-    commands += [("incident", "report", incident, "--format", "md"), ("incidents", "--all", "--since", "7d")]
+    commands += [("incident", "report", incident, "--format", "md"), ("incidents", "--all")]
     print(f"\n{'command':44} {'ms, median':>10} {'worst':>8} {'RSS MiB':>8}")
     worst = []
     for command in commands:

@@ -87,23 +87,30 @@ def read(history: History, incident: str) -> Source:
 
 
 def _of(history: History, incident: str) -> list[Record]:
-    """All records of an incident. Those of kinds that are few are asked for first: they bound the others,
-    so that a history of years is not read for one night."""
+    """All records of an incident, in order."""
     its = f"incident = {literal(incident)}"
-    few = _records(history, f"{its} AND kind IN ('incident', 'audit')")
-    states = [record for record in few if record.kind == "incident"]
+    states = rows(history, f"SELECT seq, recorded_unix_s, state FROM row_incidents WHERE {its} ORDER BY seq")
     if not states:
         return []
-    more = f"{its} AND kind NOT IN ('incident', 'audit') AND seq >= {states[0].seq}"
-    if states[-1].data.get("state") == "closed":
-        more += f" AND t_unix_s <= {states[-1].t_unix_s + LATE_S!r}"
-    return sorted([*few, *_records(history, more)], key=lambda record: record.seq)
+    few = rows(history, f"SELECT seq FROM row_audit WHERE {its}")
+    more = f"data ->> '$.incident' = {literal(incident)} AND kind NOT IN ('incident', 'audit')"
+    more += f" AND seq > {states[0]['seq']}"
+    if states[-1]["state"] == "closed":
+        more += f" AND t_unix_s <= {states[-1]['recorded_unix_s'] + LATE_S!r}"
+    found = [*_numbered(history, [*states, *few]), *_records(history, more)]
+    return sorted(found, key=lambda record: record.seq)
+
+
+def _numbered(history: History, found: list[Row]) -> list[Record]:
+    """The records that these rows were made of: a record is read whole only where it is wanted."""
+    seqs = ", ".join(str(row["seq"]) for row in found)
+    return _records(history, f"seq IN ({seqs})") if seqs else []
 
 
 def _records(history: History, where: str) -> list[Record]:
     found = rows(
         history,
-        f"SELECT seq, t_unix_s, kind, actor, data, prev, hash FROM events WHERE {where} ORDER BY seq",
+        f"SELECT seq, t_unix_s, kind, actor, data, prev, hash FROM records WHERE {where} ORDER BY seq",
     )
     return [Record(**{**row, "data": _data(row["data"])}) for row in found]
 
@@ -154,20 +161,22 @@ def _cuts(records: list[Record]) -> list[int]:
 
 def _around(history: History, node: str, begin: float, end: float) -> list[Record]:
     """What belongs to no incident: it is of this one's story where it is of its node and its time."""
-    its = f"node = {literal(node)} AND coalesce(incident, '') = ''"
-    then = f"kind IN ('finding', 'decision') AND t_unix_s BETWEEN {begin!r} AND {end + MARGIN_S!r}"
-    opened = f"kind = 'audit' AND data ->> '$.what' = 'uncordon' AND t_unix_s >= {begin!r}"
-    found = [record for where in (then, opened) for record in _records(history, f"{where} AND {its}")]
-    return sorted(filter(sound, found), key=lambda record: record.seq)
+    its = f"node = {literal(node)} AND coalesce(incident, '') = '' AND recorded_unix_s >= {begin!r}"
+    then = f"{its} AND recorded_unix_s <= {end + MARGIN_S!r}"
+    found = rows(
+        history,
+        f"SELECT seq FROM row_findings WHERE {then} UNION SELECT seq FROM row_decisions WHERE {then}"
+        f" UNION SELECT seq FROM row_audit WHERE what = 'uncordon' AND {its}",
+    )
+    return [record for record in _numbered(history, found) if sound(record)]
 
 
 def _earlier(history: History, node: str, incident: str, begin: float) -> list[Row]:
     """The newest first. Out of the few records that open and close: a view that folds all is slower."""
     return rows(
         history,
-        "SELECT incident, coalesce(arg_max(data ->> '$.kind', seq), '') AS kind,"
-        " min(coalesce(TRY_CAST(data ->> '$.t_unix_s' AS DOUBLE), t_unix_s)) AS opened_unix_s"
-        f" FROM events WHERE kind = 'incident' AND node = {literal(node)} AND incident <> {literal(incident)}"
+        "SELECT incident, coalesce(arg_max(kind, seq), '') AS kind, min(t_unix_s) AS opened_unix_s"
+        f" FROM row_incidents WHERE node = {literal(node)} AND incident <> {literal(incident)}"
         f" GROUP BY incident HAVING opened_unix_s < {begin!r}"
         f" ORDER BY opened_unix_s DESC, incident LIMIT {EARLIER_MAX}",
     )
@@ -177,9 +186,8 @@ def _merged(history: History, incident: str) -> list[str]:
     """Those whose last word is that they are a part of this one."""
     found = rows(
         history,
-        "SELECT incident FROM events WHERE kind = 'incident' AND incident IS NOT NULL GROUP BY incident"
-        " HAVING arg_max(coalesce(data ->> '$.merged_into', ''), seq)"
-        " FILTER (data ->> '$.state' = 'open' OR data ->> '$.merged_into' IS NOT NULL)"
+        "SELECT incident FROM row_incidents WHERE incident IS NOT NULL GROUP BY incident"
+        " HAVING arg_max(coalesce(merged_into, ''), seq) FILTER (state = 'open' OR merged_into IS NOT NULL)"
         f" = {literal(incident)} ORDER BY incident",
     )
     return [row["incident"] for row in found]
@@ -188,8 +196,8 @@ def _merged(history: History, incident: str) -> list[str]:
 def _facts(history: History, node: str, begin: float) -> Row:
     found = rows(
         history,
-        f"SELECT arg_max(data, seq) AS data FROM events WHERE kind = 'facts' AND node = {literal(node)}"
-        f" AND t_unix_s <= {begin + MARGIN_S!r}",
+        f"SELECT arg_max(data, seq) AS data FROM row_facts WHERE node = {literal(node)}"
+        f" AND recorded_unix_s <= {begin + MARGIN_S!r}",
     )
     return _data(found[0]["data"]) if found and found[0]["data"] else {}
 
