@@ -614,7 +614,7 @@ CREATE MACRO poisson_high(n) AS CASE
         40.69051
     ][n::INTEGER + 1]
     ELSE (n + 1) * (1 - 1 / (9.0 * (n + 1)) + 1.644854 / (3 * sqrt(n + 1))) ** 3 END;
-CREATE MACRO share_low(k, n) AS CASE WHEN n > 0 THEN greatest(0, (k + 1.352773
-    - 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545)) END;
-CREATE MACRO share_high(k, n) AS CASE WHEN n > 0 THEN least(1, (k + 1.352773
-    + 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545)) END;
+CREATE MACRO share_low(k, n) AS CASE WHEN n > 0 AND k = 0 THEN 0.0 WHEN n > 0 THEN (k + 1.352773
+    - 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545) END;
+CREATE MACRO share_high(k, n) AS CASE WHEN n > 0 AND k = n THEN 1.0 WHEN n > 0 THEN (k + 1.352773
+    + 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545) END;
