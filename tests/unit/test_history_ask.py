@@ -320,6 +320,14 @@ def test_a_site_adds_questions_of_its_own(tmp_path: Path, history: History) -> N
     assert history.query(compose(history, found, asked, Policy())) == (["n"], [(4,)])
 
 
+def test_the_document_s_example_is_a_question(history: History) -> None:
+    text = (Path(__file__).parents[2] / "docs/history.md").read_text(encoding="utf-8")
+    question = parse("example", text.partition("```sql\n")[2].partition("```")[0])
+    names, rows = history.query(compose(history, question, Asked(until_unix_s=T0 + 100 * HOUR), Policy()))
+    assert names == list(question.columns)
+    assert rows[0] == ("fleet", "k", 3)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
