@@ -325,7 +325,7 @@ def test_the_document_s_example_is_a_question(history: History) -> None:
     question = parse("example", text.partition("```sql\n")[2].partition("```")[0])
     names, rows = history.query(compose(history, question, Asked(until_unix_s=T0 + 100 * HOUR), Policy()))
     assert names == list(question.columns)
-    assert rows[0] == ("fleet", "k", 3)
+    assert rows[0] == ("fleet", "k", 4)
 
 
 @pytest.mark.parametrize(
