@@ -74,6 +74,7 @@ SELECT * EXCLUDE (k, n),
        nullif(concat_ws('; ',
            CASE WHEN scope IS NULL THEN 'what these nodes were was never journaled' END,
            CASE WHEN n = 0 THEN 'none is judged: gridctl incident close --verdict' END,
-           CASE WHEN said_unknown + unmarked > 0 THEN 'those that nobody judged are in no share' END), '') AS note
+           CASE WHEN said_unknown + unmarked > 0 THEN 'those that nobody judged are in no share' END), '')
+               AS note
 FROM counted
 ORDER BY scope

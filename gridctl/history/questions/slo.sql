@@ -57,7 +57,8 @@ WITH scopes AS (
     FROM (SELECT DISTINCT scope, incident, verdict FROM moved WHERE outcome = 'commit' AND preempted)
     WHERE verdict IN ('true_fault', 'false_alarm')
 ), summed AS (
-    SELECT o.scope, o.objective, o.target, o."limit", count(c.objective) AS events, count(*) FILTER (c.good) AS good
+    SELECT o.scope, o.objective, o.target, o."limit", count(c.objective) AS events,
+        count(*) FILTER (c.good) AS good
     FROM objectives o
     LEFT JOIN counted c ON c.scope IS NOT DISTINCT FROM o.scope AND c.objective = o.objective
     GROUP BY ALL
