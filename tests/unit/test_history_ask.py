@@ -184,6 +184,19 @@ def test_recovered_cost(history: History) -> None:
     assert answer(history, "recovered-cost")[0]["usd_per_recovered_gpu_h"] is None
 
 
+def test_the_energy_of_a_recovered_hour_by_samples_of_power(history: History) -> None:
+    """A CTE takes the place of the table, so that no store is needed."""
+    told = [(10 * HOUR + 60, "n1", 400), (10 * HOUR + 120, "n3", 600), (50 * HOUR, "n3", 9)]
+    rows = ", ".join(f"({T0 + t}, 60, '{node}', 'gpu:0', 'power_w', {watts}, 60)" for t, node, watts in told)
+    samples = f"samples(t_unix_s, span_s, node, device, metric, value, n) AS (VALUES {rows})"
+    question = questions(Path("nowhere"))["recovered-cost"]
+    sql = compose(history, question, Asked(until_unix_s=T0 + 100 * HOUR), Policy())
+    names, (row,) = history.query(sql.replace("WITH ", f"WITH {samples}, ", 1))
+    found = dict(zip(names, row, strict=True))
+    assert found["mean_power_w"] == 500
+    assert found["kwh_per_recovered_gpu_h"] == pytest.approx(found["spent_gpu_h"] / 52 * 0.5)
+
+
 def test_slo(history: History) -> None:
     rows = {row["objective"]: row for row in answer(history, "slo")}
     assert {name: (row["events"], row["good"]) for name, row in rows.items()} == {
