@@ -22,7 +22,7 @@ ROWS = 1000
 QUESTIONS = (
     Column("question", lambda q: q.name),
     Column("title", lambda q: q.title),
-    Column("from", lambda q: q.where),
+    Column("from", lambda q: q.source),
     Column("meaning", lambda q: q.meaning, wraps=True),
 )
 SCHEMA = (

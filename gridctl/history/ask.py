@@ -49,7 +49,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     view: str  #: the subject
     at: str  #: column of the view that says when; "" for `node_spans`
     sql: str
-    where: str = "delivered"  #: or the site's file
+    source: str = "delivered"  #: or the path of the site's file
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ def _delivered(file: Traversable) -> Question:
     return parse(file.name.removesuffix(".sql"), file.read_text(encoding="utf-8"))
 
 
-def parse(name: str, text: str, where: str = "delivered") -> Question:
+def parse(name: str, text: str, source: str = "delivered") -> Question:
     """A question out of its file. Raises `ValueError` that says what its header lacks."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a question: lower case letters, digits and -")
@@ -113,7 +113,7 @@ def parse(name: str, text: str, where: str = "delivered") -> Question:
         view=view,
         at=at,
         sql=sql,
-        where=where,
+        source=source,
     )
 
 

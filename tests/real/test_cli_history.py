@@ -112,6 +112,7 @@ def test_the_schema_is_told(home: Path) -> None:
 def test_questions_are_listed_and_answered(home: Path) -> None:
     assert [q["name"] for q in data(home, "ask")] == QUESTIONS
     found = data(home, "ask", "mtbf", "--since", "7d", "--where", "node <> 'n9'", "--by", "node")
+    assert (found["where"], found["source"]) == ("node <> 'n9'", "delivered")
     assert (found["question"], found["by"], [row["scope"] for row in found["rows"]]) == (
         "mtbf",
         "node",

@@ -328,7 +328,7 @@ def test_a_site_adds_questions_of_its_own(tmp_path: Path, history: History) -> N
     (tmp_path / "ours.sql").write_text(text)
     (tmp_path / "notes.txt").write_text("no question")
     found = questions(tmp_path)["ours"]
-    assert (found.title, found.columns, found.where) == ("T", {"n": "how many"}, str(tmp_path / "ours.sql"))
+    assert (found.title, found.columns, found.source) == ("T", {"n": "how many"}, str(tmp_path / "ours.sql"))
     asked = Asked(until_unix_s=T0 + 100 * HOUR, where="node = 'n2'")
     assert history.query(compose(history, found, asked, Policy())) == (["n"], [(4,)])
 
