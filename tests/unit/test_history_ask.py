@@ -1,5 +1,6 @@
 """Saved questions over a journal made by hand, against answers that were worked out by hand."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -382,3 +383,30 @@ def test_a_header_says_what_it_must() -> None:
         )
     with pytest.raises(ValueError, match="no name"):
         parse("../x", HEADER)
+
+
+JUNK: list[Any] = [
+    *(None, 7, -1e300, "NaN", "", [1, {"a": []}], {"a": {"b": None}}, True, "x" * 300, "\x1b[31m'; DROP\n"),
+    *({"id": "p1", "moves": 7, "members": [{"rank": "x"}], "runbook": "hot-swap"}, [{"cut_ms": "1e999"}]),
+]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_records_that_say_something_else_than_written_break_no_view_and_no_question(
+    tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    told = story()
+    for _ in range(150):
+        kind, data = (copy := chance.choice(told))[1], dict(copy[2])
+        for key in chance.sample(sorted(data), k=min(len(data), 3)):
+            data[key] = chance.choice(JUNK)
+        told.append(
+            (chance.choice([copy[0], -1e18, 1e18, 0.0]), kind, {**data, "t_unix_s": chance.choice(JUNK)})
+        )
+    history = written(tmp_path, told)
+    for view in VIEWS:
+        history.query(f"FROM {view}")
+    for name in questions(Path("nowhere")):
+        for by in ("", *BY):
+            answer(history, name, by=by)
