@@ -10,7 +10,7 @@ import typer
 from gridctl.cli.console import Console
 from gridctl.cli.output import Column, Format, clean, emit, flat, say
 from gridctl.cli.page import Output, Page, duration, full, listing, local, present
-from gridctl.errors import ConfigError, Refused
+from gridctl.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from gridctl.history import History
@@ -22,7 +22,7 @@ ROWS = 1000
 QUESTIONS = (
     Column("question", lambda q: q.name),
     Column("title", lambda q: q.title),
-    Column("from", lambda q: q.where),
+    Column("from", lambda q: q.source),
     Column("meaning", lambda q: q.meaning, wraps=True),
 )
 SCHEMA = (
@@ -69,7 +69,7 @@ def ask(
         present(listing(known.values(), QUESTIONS, ""), output)
         return
     if question not in known:
-        raise Refused("bad-request", f"there is no question {question!a}: `gridctl ask` lists them")
+        raise UsageError(f"there is no question {question!a}: `gridctl ask` lists them")
     found, asked = known[question], asked_about(since, until, where, by.value if by else "")
     history = _history(console)
     sql = compose(history, found, asked, load_policy(console.home))
@@ -97,7 +97,7 @@ def sql(
         return
     if query == "-":
         if sys.stdin.isatty():
-            raise Refused("bad-request", "there is no SELECT, neither as an argument nor on stdin")
+            raise UsageError("there is no SELECT, neither as an argument nor on stdin")
         query = sys.stdin.read()
     columns, rows = _query(history, query, limit + 1 if limit else None)
     more = bool(limit) and len(rows) > limit
@@ -199,7 +199,5 @@ def _schema(history: "History", view: str) -> Page:
     found = schema(history)
     chosen = [column for column in found if view in ("-", column.view)]
     if not chosen:
-        raise Refused(
-            "bad-request", f"there is no view {view!a}: {', '.join(sorted({c.view for c in found}))}"
-        )
+        raise UsageError(f"there is no view {view!a}: {', '.join(sorted({c.view for c in found}))}")
     return listing(chosen, SCHEMA, "")

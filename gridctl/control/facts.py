@@ -10,21 +10,26 @@ from gridctl.model.fleet import Node
 
 #: States of a rank whose job runs on the node.
 _ON = ("training", "standing")
+#: Each is a write that waits for the disk, and all else waits with it: a large fleet takes several turns.
+WRITTEN_A_TURN = 64
 
 
 def journal_facts(ledger: Ledger, devices: DeviceLog, nodes: Iterable[Node]) -> None:
-    """Writes down what is new of the nodes that answer. Raises `Refused` if the journal cannot be written.
+    """Writes down what is new of the nodes that answer, of so many at a time as `WRITTEN_A_TURN`.
 
+    Raises `Refused` if the journal cannot be written.
     A silent node stays what it was, and so does one whose agent still waits for sessions: what runs there is
     not known yet.
     """
+    written = 0
     for node in nodes:
-        if node.reachable and node.status and node.status.complete:
+        if written < WRITTEN_A_TURN and node.reachable and node.status and node.status.complete:
             before = ledger.facts.get(node.name, {})
             told = {**before.get("devices", {}), **devices.identities(node.name)}
             now = _facts(node, node.status, told)
             if now != before:
                 ledger.append("facts", now)
+                written += 1
 
 
 def _facts(node: Node, status: NodeStatus, devices: dict[str, dict[str, str]]) -> dict[str, Any]:

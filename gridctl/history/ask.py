@@ -4,7 +4,7 @@
 `columns:` (then one line a column). Its one SELECT may use every view, and two tables that are made here:
 
     subject   the rows of the view that the header's `subject` names, those of the time and nodes asked about,
-              each with `scope` (what --by asks for) and what its node was then; of `node_spans` each is cut
+              each with `scope` (what --by asks for) and what its node was then; those of `node_spans` are cut
               to the time
     asked     one row: since_unix_s, until_unix_s, usd_per_gpu_h (null without a price), slo_NAME
 """
@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from gridctl.errors import ConfigError, Refused
+from gridctl.errors import ConfigError, UsageError
 from gridctl.history import VIEWS, History, HistoryError
 from gridctl.model.policy import Policy
 
@@ -49,7 +49,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     view: str  #: the subject
     at: str  #: column of the view that says when; "" for `node_spans`
     sql: str
-    where: str = "delivered"  #: or the site's file
+    source: str = "delivered"  #: or the path of the site's file
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ def _delivered(file: Traversable) -> Question:
     return parse(file.name.removesuffix(".sql"), file.read_text(encoding="utf-8"))
 
 
-def parse(name: str, text: str, where: str = "delivered") -> Question:
+def parse(name: str, text: str, source: str = "delivered") -> Question:
     """A question out of its file. Raises `ValueError` that says what its header lacks."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a question: lower case letters, digits and -")
@@ -113,15 +113,15 @@ def parse(name: str, text: str, where: str = "delivered") -> Question:
         view=view,
         at=at,
         sql=sql,
-        where=where,
+        source=source,
     )
 
 
 def compose(history: History, question: Question, asked: Asked, policy: Policy) -> str:
-    """The question as one SELECT for `History.query`. Raises `Refused` for a --where that is none."""
+    """The question as one SELECT for `History.query`. Raises `UsageError` for a --where that is none."""
     by = f"nullif({asked.by}, '')" if asked.by else "'fleet'"
     if asked.by not in ("", *BY):
-        raise Refused("bad-request", f"--by {asked.by}: it is one of {', '.join(BY)}")
+        raise UsageError(f"--by {asked.by}: it is one of {', '.join(BY)}")
     where = f"\n    WHERE {expression(history, asked.where)}" if asked.where.strip() else ""
     known = ", ".join(f"{value} AS {name}" for name, value in _asked(asked, policy).items())
     source = _spans() if question.view == "node_spans" else _rows(question)
@@ -159,14 +159,12 @@ def _rows(question: Question) -> str:
 
 
 def expression(history: History, text: str) -> str:
-    """An expression as DuckDB itself writes it, in brackets. Raises `Refused` for anything else.
+    """An expression as DuckDB itself writes it, in brackets. Raises `UsageError` for anything else.
 
     DuckDB's own parser reads it, and it is written anew from what that has understood: comments, a second
     statement, a bracket too many or a subquery do not get through.
     """
-    refused = Refused(
-        "bad-request", f"--where {text[:200]!a} is no expression over columns, like \"rack = 'r1'\""
-    )
+    refused = UsageError(f"--where {text[:200]!a} is no expression over columns, like \"rack = 'r1'\"")
     # The bracket closes on a line of its own: a comment does not swallow it.
     select = _quoted(f"SELECT ({text}\n)")
     try:
@@ -206,24 +204,24 @@ def _quoted(text: str) -> str:
 def moment(text: str, now_unix_s: float) -> float:
     """What --since and --until take: `7d`, `12h`, `30m`, `2w` ago, or a date, in UTC where it names no zone.
 
-    Raises `Refused`.
+    Raises `UsageError`.
     """
     if match := _SPAN.fullmatch(text.strip()):
         return now_unix_s - int(match[1]) * _UNIT_S[match[2]]
     try:
         found = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise Refused(
-            "bad-request", f"{text[:40]!a} is no time: write 7d, 12h, 2026-11-30 or 2026-11-30T12:00+01:00"
+        raise UsageError(
+            f"{text[:40]!a} is no time: write 7d, 12h, 2026-11-30 or 2026-11-30T12:00+01:00"
         ) from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def asked_about(since: str, until: str, where: str = "", by: str = "") -> Asked:
-    """What is meant as of now. Raises `Refused` for times that are none or leave nothing between them."""
+    """What is meant as of now. Raises `UsageError` for times that are none or leave nothing between them."""
     now_unix_s = time.time()
     begin = moment(since, now_unix_s) if since else 0.0
     end = moment(until, now_unix_s) if until else now_unix_s
     if begin >= end:
-        raise Refused("bad-request", "nothing lies between --since and --until")
+        raise UsageError("nothing lies between --since and --until")
     return Asked(since_unix_s=begin, until_unix_s=end, where=where, by=by)

@@ -23,10 +23,10 @@ class ViewColumn(msgspec.Struct, frozen=True, kw_only=True):
 
 def schema(history: History) -> list[ViewColumn]:
     """Every column of every public view, in order."""
-    meanings = _meanings()
+    told = meanings()
     found = []
     for view in VIEWS:
-        rows, columns = meanings[view]
+        rows, columns = told[view]
         for name, kind, *_ in history.query(f"DESCRIBE FROM {view}")[1]:
             found.append(
                 ViewColumn(view=view, rows=rows, column=name, type=kind, meaning=columns.get(name, ""))
@@ -34,7 +34,8 @@ def schema(history: History) -> list[ViewColumn]:
     return found
 
 
-def _meanings() -> dict[str, tuple[str, dict[str, str]]]:
+def meanings() -> dict[str, tuple[str, dict[str, str]]]:
+    """View -> what its rows are, and column -> its meaning and unit."""
     found: dict[str, tuple[str, dict[str, str]]] = {}
     columns: dict[str, str] = {}
     for line in (files(__package__) / "views.sql").read_text(encoding="utf-8").splitlines():

@@ -1,7 +1,7 @@
 -- What `gridctl sql` and `History.query` can ask. `_unix_s` are seconds since 1970 UTC, `_s` seconds, `_ms`
--- milliseconds, `_bytes` bytes, `_h` hours. A value that is not known is null. Below lie `records`, the journal one
--- row a record, the tables `row_NAME`, one typed row a record (`rows/NAME.sql`), and the tables samples, progress.
--- After a view's name stands what its rows are; then each column with its meaning. `gridctl sql --schema` prints it.
+-- milliseconds, `_bytes` bytes, `_h` hours. A value that is not known is null. Below lie `records`, the journal
+-- one row a record, the tables `row_NAME`, one typed row a record (`rows/NAME.sql`), samples and progress.
+-- After a view's name stands what its rows are, then each column with its meaning: `gridctl sql --schema`.
 
 -- events: every record, with what most questions are about taken out of its data
 --   seq             its number in the journal
@@ -63,10 +63,12 @@ WITH said AS (
            arg_max(job, seq)      AS job,
            arg_max(title, seq)    AS title,
            arg_min(t_unix_s, seq) AS opened_unix_s,
-           arg_min(recorded_unix_s, seq) FILTER (state = 'closed' AND seq > coalesce(opened_seq, 0)) AS ended_unix_s,
+           arg_min(recorded_unix_s, seq) FILTER (state = 'closed' AND seq > coalesce(opened_seq, 0))
+               AS ended_unix_s,
            arg_max(verdict, seq)  FILTER (seq >= coalesce(opened_seq, 0) AND verdict <> '') AS verdict,
            arg_max(who, seq)      FILTER (seq >= coalesce(opened_seq, 0) AND verdict <> '') AS verdict_by,
-           arg_max(merged_into, seq) FILTER (seq >= coalesce(opened_seq, 0) AND merged_into <> '') AS merged_into
+           arg_max(merged_into, seq) FILTER (seq >= coalesce(opened_seq, 0) AND merged_into <> '')
+               AS merged_into
     FROM said
     GROUP BY incident
 ), found AS (
@@ -117,7 +119,8 @@ LEFT JOIN taken USING (incident);
 --   pci             address of the device
 --   why             the evidence, a list of lines
 CREATE VIEW findings AS
-SELECT seq, t_unix_s, incident, type, suppressed, kind, node, device, job, rule, layer, fault, severity, action,
+SELECT seq, t_unix_s, incident, type, suppressed, kind, node, device, job, rule, layer, fault, severity,
+       action,
        due, preempt_job, xid, pci, why
 FROM row_findings;
 
@@ -181,9 +184,11 @@ FROM row_decisions;
 --   notes           what a person should know, a list of lines
 --   digest          over everything in the plan
 CREATE VIEW plans AS
-SELECT plan, incident, runbook, node, job, who, devices, handover, epoch_from, epoch_to, standing, assume_dead,
+SELECT plan, incident, runbook, node, job, who, devices, handover, epoch_from, epoch_to, standing,
+       assume_dead,
        bit_identical, ranks_moved, origins, targets, ranks, ranks * gpus_a_rank AS gpus, pause_estimate_s,
-       steps_lost, state_bytes, p_fault, p_fault_basis, now_gpu_h, deferred_gpu_h, created_unix_s, expires_unix_s,
+       steps_lost, state_bytes, p_fault, p_fault_basis, now_gpu_h, deferred_gpu_h, created_unix_s,
+       expires_unix_s,
        action, waiver, notes, digest
 FROM row_plans;
 
@@ -297,7 +302,8 @@ FROM folded;
 --   step_s_after    the same after
 CREATE VIEW handovers AS
 WITH cut AS (
-    SELECT run, handover, outcome, boundary_step, epoch, cut_ms, state_bytes, t_boundary_unix_s, t_resume_unix_s,
+    SELECT run, handover, outcome, boundary_step, epoch, cut_ms, state_bytes, t_boundary_unix_s,
+        t_resume_unix_s,
            digests
     FROM row_steps WHERE step = 'cut' AND (outcome IS NOT NULL OR cut_ms IS NOT NULL)
     QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) = 1
@@ -307,7 +313,8 @@ WITH cut AS (
 )
 SELECT coalesce(c.handover, p.handover) AS handover, r.run, r.plan, r.incident, coalesce(r.job, p.job) AS job,
        coalesce(r.node, p.node) AS node, p.targets, p.ranks_moved, p.gpus, p.standing, r.started_unix_s,
-       r.ended_unix_s, r.state, r.who, c.outcome, c.boundary_step, c.epoch, c.cut_ms AS pause_ms, c.state_bytes,
+       r.ended_unix_s, r.state, r.who, c.outcome, c.boundary_step, c.epoch, c.cut_ms AS pause_ms,
+       c.state_bytes,
        c.t_boundary_unix_s, c.t_resume_unix_s, c.digests, w.step_s_before, w.step_s_after
 FROM runs r
 JOIN plans p ON p.plan = r.plan AND p.runbook = 'hot-swap'
@@ -328,7 +335,8 @@ WITH ended AS (
     FROM handovers WHERE outcome = 'commit' AND standing
 ), told AS (
     SELECT f.incident, f.job, f.node, f.t_unix_s, e.run, e.gpus, e.until_unix_s
-    FROM (FROM row_findings WHERE kind IN ('rank_died', 'rank_silent') AND NOT suppressed AND incident <> '') f
+    FROM (FROM row_findings WHERE kind IN ('rank_died', 'rank_silent') AND NOT suppressed
+        AND incident <> '') f
     ASOF LEFT JOIN ended e ON e.incident = f.incident AND f.t_unix_s <= e.until_unix_s
 )
 SELECT incident, arg_min(job, t_unix_s) AS job, arg_min(node, t_unix_s) AS node, any_value(gpus) AS gpus,
@@ -377,7 +385,8 @@ WITH named AS (
     WHERE node <> ''
     GROUP BY node
 ), known AS (
-    SELECT node, t_unix_s AS from_unix_s, rack, node_class, nvlink_domain, cooling_zone, driver, gpu_model, gpus,
+    SELECT node, t_unix_s AS from_unix_s, rack, node_class, nvlink_domain, cooling_zone, driver, gpu_model,
+        gpus,
            serial, boot_id, version, spare, jobs, devices
     FROM row_facts
     WHERE node <> ''
@@ -391,7 +400,8 @@ WITH named AS (
 )
 SELECT node, from_unix_s,
        lead(from_unix_s) OVER (PARTITION BY node ORDER BY from_unix_s) AS until_unix_s,
-       rack, node_class, nvlink_domain, cooling_zone, driver, gpu_model, gpus, serial, boot_id, version, spare,
+       rack, node_class, nvlink_domain, cooling_zone, driver, gpu_model, gpus, serial, boot_id, version,
+       spare,
        jobs, devices
 FROM spans;
 
@@ -441,7 +451,8 @@ GROUP BY node, number;
 --   opened          how often a person opened it again
 CREATE VIEW nodes AS
 WITH counted AS (
-    SELECT node, sum(incident) AS incidents, sum(fault) AS faults, sum(moved) AS handovers, sum(opened) AS opened
+    SELECT node, sum(incident) AS incidents, sum(fault) AS faults, sum(moved) AS handovers, sum(opened)
+        AS opened
     FROM (SELECT node, 1 AS incident FROM incidents UNION ALL BY NAME
           SELECT node, 1 AS fault FROM faults UNION ALL BY NAME
           SELECT node, 1 AS moved FROM handovers WHERE outcome = 'commit' UNION ALL BY NAME
@@ -452,8 +463,10 @@ WITH counted AS (
 ), began AS (
     SELECT node, min(from_unix_s) AS first_unix_s FROM node_spans GROUP BY node
 )
-SELECT node, first_unix_s, rack, node_class, nvlink_domain, cooling_zone, driver, gpu_model, gpus, serial, boot_id,
-       version, spare, verdict, coalesce(incidents, 0)::BIGINT AS incidents, coalesce(faults, 0)::BIGINT AS faults,
+SELECT node, first_unix_s, rack, node_class, nvlink_domain, cooling_zone, driver, gpu_model, gpus, serial,
+       boot_id,
+       version, spare, verdict, coalesce(incidents, 0)::BIGINT AS incidents, coalesce(faults, 0)::BIGINT
+           AS faults,
        coalesce(handovers, 0)::BIGINT AS handovers, coalesce(opened, 0)::BIGINT AS opened
 FROM (FROM node_spans WHERE until_unix_s IS NULL)
 JOIN began USING (node)
@@ -503,13 +516,15 @@ WITH placed AS (
     SELECT job, from_unix_s AS t_unix_s FROM placed UNION ALL BY NAME
     SELECT job, until_unix_s AS t_unix_s FROM placed
 ), began AS (
-    SELECT job, min(t_unix_s) AS first_unix_s, max(t_unix_s) AS last_unix_s FROM named WHERE job <> '' GROUP BY job
+    SELECT job, min(t_unix_s) AS first_unix_s, max(t_unix_s) AS last_unix_s FROM named
+        WHERE job <> '' GROUP BY job
 ), present AS (
     SELECT job, list(node ORDER BY node) AS nodes FROM placed WHERE until_unix_s IS NULL GROUP BY job
 ), troubled AS (
     SELECT job, count(*) AS incidents FROM incidents GROUP BY job
 ), moved AS (
-    SELECT job, count(*) AS handovers, sum(pause_ms) AS pause_ms FROM handovers WHERE outcome = 'commit' GROUP BY job
+    SELECT job, count(*) AS handovers, sum(pause_ms) AS pause_ms FROM handovers
+        WHERE outcome = 'commit' GROUP BY job
 )
 SELECT job, first_unix_s, last_unix_s, coalesce(nodes, []) AS nodes, coalesce(incidents, 0) AS incidents,
        coalesce(handovers, 0) AS handovers, coalesce(pause_ms, 0.0) AS pause_ms
@@ -552,8 +567,7 @@ GROUP BY ALL;
 -- audit: what people and programs did
 --   seq             number of its record
 --   t_unix_s        when
---   what            freeze, thaw, relayed, aborted, rolled-back, resume, rollback, uncordon, evidence, acts of trust,
---                   note, link, ack, assign
+--   what            freeze, thaw, relayed, aborted, rolled-back, resume, rollback, uncordon, evidence, ack ...
 --   who             did it
 --   actor           the controller that wrote it down
 --   reason          as given
@@ -569,11 +583,12 @@ GROUP BY ALL;
 --   bytes           its size
 --   sha256          over its bytes
 CREATE VIEW audit AS
-SELECT seq, t_unix_s, what, who, actor, reason, value, incident, node, run, scope, state, code, text, file, bytes,
+SELECT seq, t_unix_s, what, who, actor, reason, value, incident, node, run, scope, state, code, text, file,
+       bytes,
        sha256
 FROM row_audit;
 
--- samples: what devices of the nodes told of themselves, by the second, minute or hour; tiers never overlap in time
+-- samples: what devices told of themselves, by the second, minute or hour; tiers never overlap in time
 --   t_unix_s        when the span begins, by the node's clock
 --   span_s          1, 60 or 3600
 --   node            that told it
@@ -596,8 +611,8 @@ FROM row_audit;
 --   loss            as the script told it
 --   grad_norm       as the script told it
 
--- Limits of the 90 % interval of the mean number of events where n were counted (Poisson; exact up to 30, then
--- by Wilson and Hilferty), and of a share where k of n were counted (Wilson). Null where nothing was counted.
+-- Limits of the 90 % interval of the mean number of events where n were counted (Poisson; exact up to 30,
+-- then by Wilson and Hilferty), and of a share where k of n were counted (Wilson; null where n is 0).
 CREATE MACRO poisson_low(n) AS CASE
     WHEN n = 0 THEN 0.0
     WHEN n <= 30 THEN [
@@ -614,7 +629,7 @@ CREATE MACRO poisson_high(n) AS CASE
         40.69051
     ][n::INTEGER + 1]
     ELSE (n + 1) * (1 - 1 / (9.0 * (n + 1)) + 1.644854 / (3 * sqrt(n + 1))) ** 3 END;
-CREATE MACRO share_low(k, n) AS CASE WHEN n > 0 THEN greatest(0, (k + 1.352773
-    - 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545)) END;
-CREATE MACRO share_high(k, n) AS CASE WHEN n > 0 THEN least(1, (k + 1.352773
-    + 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545)) END;
+CREATE MACRO share_low(k, n) AS CASE WHEN n > 0 AND k = 0 THEN 0.0 WHEN n > 0 THEN (k + 1.352773
+    - 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545) END;
+CREATE MACRO share_high(k, n) AS CASE WHEN n > 0 AND k = n THEN 1.0 WHEN n > 0 THEN (k + 1.352773
+    + 1.644854 * sqrt(k * (n - k) / n::DOUBLE + 0.676386)) / (n + 2.705545) END;

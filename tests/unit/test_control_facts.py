@@ -10,7 +10,7 @@ from runbook_world import rank, spare, status
 from gridagent.journal import read
 from gridagent.wire import StreamRecord
 from gridctl.control.devicelog import DeviceLog
-from gridctl.control.facts import journal_facts
+from gridctl.control.facts import WRITTEN_A_TURN, journal_facts
 from gridctl.control.ledger import Ledger
 from gridctl.home import Home
 from gridctl.model.fleet import Node
@@ -74,6 +74,15 @@ def test_a_node_of_which_nothing_certain_is_known_stays_what_it_was(home: Home) 
     silent = msgspec.structs.replace(node(driver="1"), reachable=False)
     journal_facts(ledger, devices, [silent, node(complete=False), Node(name="n2", url="https://h:1")])
     assert facts(home) == []
+
+
+def test_a_large_fleet_takes_several_turns(home: Home) -> None:
+    ledger, devices = Ledger(home, "ann-1"), DeviceLog()
+    nodes = [msgspec.structs.replace(node(), name=f"n{number}") for number in range(WRITTEN_A_TURN + 5)]
+    journal_facts(ledger, devices, nodes)
+    assert len(facts(home)) == WRITTEN_A_TURN
+    journal_facts(ledger, devices, nodes)
+    assert {its["node"] for its in facts(home)} == {its.name for its in nodes}
 
 
 def test_devices_say_what_they_are_now_and_then_and_are_not_forgotten(home: Home) -> None:

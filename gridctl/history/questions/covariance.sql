@@ -40,12 +40,15 @@ WITH watched AS (
 ), led AS (
     SELECT d.scope, count(*) AS nic_first
     FROM days d
-    SEMI JOIN (FROM seen WHERE nic) n ON n.node = d.node AND n.t_unix_s BETWEEN d.gpu_unix_s - 3600 AND d.gpu_unix_s
+    SEMI JOIN (FROM seen WHERE nic) n
+         ON n.node = d.node AND n.t_unix_s BETWEEN d.gpu_unix_s - 3600 AND d.gpu_unix_s
     GROUP BY d.scope
 ), counted AS (
-    SELECT w.scope, w.node_days::DOUBLE AS n, coalesce(d.x, 0) AS x, coalesce(d.y, 0) AS y, coalesce(d.both_days, 0) AS both_days
+    SELECT w.scope, w.node_days::DOUBLE AS n, coalesce(d.x, 0) AS x, coalesce(d.y, 0) AS y,
+           coalesce(d.both_days, 0) AS both_days
     FROM (SELECT scope, sum(days) AS node_days FROM watched GROUP BY scope) w
-    LEFT JOIN (SELECT scope, count(*) FILTER (nic) AS x, count(*) FILTER (gpu) AS y, count(*) FILTER (nic AND gpu) AS both_days
+    LEFT JOIN (SELECT scope, count(*) FILTER (nic) AS x, count(*) FILTER (gpu) AS y,
+                      count(*) FILTER (nic AND gpu) AS both_days
                FROM days GROUP BY scope) d ON d.scope IS NOT DISTINCT FROM w.scope
 )
 SELECT c.scope, n::BIGINT AS node_days, x AS nic_days, y AS gpu_days, both_days,
@@ -58,7 +61,8 @@ SELECT c.scope, n::BIGINT AS node_days, x AS nic_days, y AS gpu_days, both_days,
        coalesce(nic_first, 0) AS nic_first,
        nullif(concat_ws('; ',
            CASE WHEN c.scope IS NULL THEN 'what these nodes were was never journaled' END,
-           CASE WHEN x < 3 OR y < 3 THEN 'fewer than 3 days of either kind: nothing can be said' END), '') AS note
+           CASE WHEN x < 3 OR y < 3 THEN 'fewer than 3 days of either kind: nothing can be said' END), '')
+           AS note
 FROM counted c
 LEFT JOIN led l ON l.scope IS NOT DISTINCT FROM c.scope
 ORDER BY c.scope

@@ -21,7 +21,7 @@
 --   false_high        not above that, with 95 %
 --   note              what to know about these figures
 WITH moved AS (
-    SELECT s.scope, s.run, s.node, s.started_unix_s, i.verdict
+    SELECT s.scope, s.run, s.node, s.started_unix_s, s.gpu_model IS NOT NULL AS known, i.verdict
     FROM subject s
     JOIN incidents i USING (incident)
     WHERE s.outcome = 'commit' AND NOT coalesce(s.standing, false) AND i.kind IS DISTINCT FROM 'manual'
@@ -29,45 +29,52 @@ WITH moved AS (
     SELECT m.run, m.node, m.started_unix_s, min(a.t_unix_s) AS opened_unix_s
     FROM moved m
     JOIN audit a ON a.what = 'uncordon' AND a.node = m.node AND a.t_unix_s > m.started_unix_s
+    WHERE m.known
     GROUP BY ALL
-), compared AS (
-    SELECT o.run, o.node, o.started_unix_s, o.opened_unix_s,
-           b.serial <> '' AND (b.serial, b.boot_id, b.driver, b.gpu_model, b.gpus, b.devices)
-                            = (e.serial, e.boot_id, e.driver, e.gpu_model, e.gpus, e.devices) AS same
-    FROM opened o
-    ASOF JOIN node_spans b ON b.node = o.node AND o.started_unix_s >= b.from_unix_s
-    ASOF JOIN node_spans e ON e.node = o.node AND o.opened_unix_s >= e.from_unix_s
+), identities AS (
+    SELECT node, from_unix_s, row(serial, boot_id, driver, gpu_model, gpus, devices::VARCHAR) AS identity
+    FROM node_spans
+    WHERE gpu_model IS NOT NULL
+), changed AS (
+    SELECT node, from_unix_s AS t_unix_s
+    FROM identities
+    QUALIFY identity IS DISTINCT FROM lag(identity) OVER (PARTITION BY node ORDER BY from_unix_s)
+    UNION ALL
+    SELECT r.node, r.started_unix_s
+    FROM runs r
+    JOIN plans p ON p.plan = r.plan AND p.runbook = 'reset'
 ), unchanged AS (
-    SELECT c.run
-    FROM compared c
-    ANTI JOIN (SELECT r.node, r.started_unix_s FROM runs r JOIN plans p ON p.plan = r.plan AND p.runbook = 'reset') x
-         ON x.node = c.node AND x.started_unix_s BETWEEN c.started_unix_s AND c.opened_unix_s
-    WHERE c.same
+    SELECT o.run
+    FROM opened o
+    ANTI JOIN changed c ON c.node = o.node AND c.t_unix_s > o.started_unix_s AND c.t_unix_s <= o.opened_unix_s
 ), judged AS (
-    SELECT scope,
-           CASE verdict WHEN 'true_fault' THEN 'true' WHEN 'false_alarm' THEN 'false' WHEN 'unknown' THEN 'unknown'
-                ELSE CASE WHEN run IN (SELECT run FROM unchanged) THEN 'unchanged' ELSE 'unmarked' END END AS word
-    FROM moved
+    SELECT m.scope,
+           CASE WHEN verdict IN ('true_fault', 'false_alarm', 'unknown') THEN verdict
+                WHEN u.run IS NOT NULL THEN 'unchanged'
+                ELSE 'unmarked' END AS word
+    FROM moved m
+    LEFT JOIN unchanged u ON u.run = m.run
 ), counted AS (
     SELECT scope,
-           count(*)                                AS preemptions,
-           count(*) FILTER (word = 'true')         AS true_faults,
-           count(*) FILTER (word = 'false')        AS false_alarms,
-           count(*) FILTER (word = 'unchanged')    AS opened_unchanged,
-           count(*) FILTER (word = 'unknown')      AS said_unknown,
-           count(*) FILTER (word = 'unmarked')     AS unmarked
+           count(*)                                 AS preemptions,
+           count(*) FILTER (word = 'true_fault')    AS true_faults,
+           count(*) FILTER (word = 'false_alarm')   AS false_alarms,
+           count(*) FILTER (word = 'unchanged')     AS opened_unchanged,
+           count(*) FILTER (word = 'unknown')       AS said_unknown,
+           count(*) FILTER (word = 'unmarked')      AS unmarked,
+           count(*) FILTER (word IN ('false_alarm', 'unchanged'))               AS k,
+           count(*) FILTER (word IN ('false_alarm', 'unchanged', 'true_fault')) AS n
     FROM judged
     GROUP BY scope
 )
-SELECT *,
-       CASE WHEN true_faults + false_alarms + opened_unchanged > 0
-            THEN (false_alarms + opened_unchanged) / (true_faults + false_alarms + opened_unchanged) END AS false_share,
-       share_low(false_alarms + opened_unchanged, true_faults + false_alarms + opened_unchanged)         AS false_low,
-       share_high(false_alarms + opened_unchanged, true_faults + false_alarms + opened_unchanged)        AS false_high,
+SELECT * EXCLUDE (k, n),
+       CASE WHEN n > 0 THEN k / n END AS false_share,
+       share_low(k, n)                AS false_low,
+       share_high(k, n)               AS false_high,
        nullif(concat_ws('; ',
            CASE WHEN scope IS NULL THEN 'what these nodes were was never journaled' END,
-           CASE WHEN true_faults + false_alarms + opened_unchanged = 0
-                THEN 'none is judged: gridctl incident close --verdict' END,
-           CASE WHEN said_unknown + unmarked > 0 THEN 'those that nobody judged are in no share' END), '') AS note
+           CASE WHEN n = 0 THEN 'none is judged: gridctl incident close --verdict' END,
+           CASE WHEN said_unknown + unmarked > 0 THEN 'those that nobody judged are in no share' END), '')
+               AS note
 FROM counted
 ORDER BY scope

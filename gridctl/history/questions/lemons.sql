@@ -35,14 +35,17 @@ WITH watched AS (
 ), back AS (
     SELECT a.node, a.t_unix_s
     FROM subject s
-    JOIN audit a ON a.node = s.node AND a.what = 'uncordon' AND a.t_unix_s >= s.from_unix_s AND a.t_unix_s < s.until_unix_s
+    JOIN audit a ON a.node = s.node AND a.what = 'uncordon'
+                AND a.t_unix_s >= s.from_unix_s AND a.t_unix_s < s.until_unix_s
 ), again AS (
     SELECT b.node, count(DISTINCT b.t_unix_s) AS opened, count(DISTINCT f.fault) AS relapses
     FROM back b
-    LEFT JOIN failed f ON f.node = b.node AND f.t_unix_s > b.t_unix_s AND f.t_unix_s <= b.t_unix_s + 30 * 86400
+    LEFT JOIN failed f ON f.node = b.node
+                      AND f.t_unix_s > b.t_unix_s AND f.t_unix_s <= b.t_unix_s + 30 * 86400
     GROUP BY b.node
 ), counted AS (
-    SELECT w.scope, w.node, w.node_h, coalesce(a.relapses, 0) AS relapses, coalesce(a.opened, 0) AS opened,
+    SELECT w.scope, w.node, w.node_h,
+           coalesce(a.relapses, 0) AS relapses, coalesce(a.opened, 0) AS opened,
            coalesce(f.faults, 0) AS faults, f.kinds, f.last_unix_s,
            w.node_h * sum(coalesce(f.faults, 0)) OVER () / nullif(sum(w.node_h) OVER (), 0) AS expected
     FROM watched w

@@ -24,7 +24,9 @@ WITH cut AS (
     JOIN handovers h ON h.incident = s.incident AND h.outcome IS NOT NULL
     LEFT JOIN stands t ON t.run = h.run
 ), lost AS (
-    SELECT scope, CASE WHEN outcome <> 'commit' THEN 'turned back' WHEN standing THEN 'standing' ELSE 'pause' END AS cause,
+    SELECT scope,
+           CASE WHEN outcome <> 'commit' THEN 'turned back' WHEN standing THEN 'standing' ELSE 'pause' END
+               AS cause,
            CASE WHEN outcome = 'commit' AND standing THEN stood_gpu_h
                 WHEN standing THEN 0  -- it stood anyway
                 ELSE pause_gpu_h END AS gpu_h
@@ -40,8 +42,11 @@ SELECT scope, cause, count(*) AS events, count(gpu_h) AS known, sum(gpu_h) AS gp
        sum(gpu_h) * any_value(usd_per_gpu_h) AS usd,
        nullif(concat_ws('; ',
            CASE WHEN scope IS NULL THEN 'what these nodes were was never journaled' END,
-           CASE WHEN count(*) > count(gpu_h) THEN 'how long is not known of ' || (count(*) - count(gpu_h)) END,
-           CASE WHEN any_value(usd_per_gpu_h) IS NULL THEN 'no price: price_usd_per_gpu_h in policy.toml' END), '') AS note
+           CASE WHEN count(*) > count(gpu_h)
+               THEN 'how long is not known of ' || (count(*) - count(gpu_h)) END,
+           CASE WHEN any_value(usd_per_gpu_h) IS NULL
+               THEN 'no price: price_usd_per_gpu_h in policy.toml' END), '')
+           AS note
 FROM lost, asked
 GROUP BY scope, cause
 ORDER BY scope, cause

@@ -32,11 +32,14 @@ SELECT scope,
            CASE WHEN scope IS NULL THEN 'what these nodes were was never journaled' END,
            CASE WHEN count(closed_unix_s) = 0 THEN 'none was closed'
                 WHEN count(closed_unix_s) < 5 THEN 'fewer than 5 were closed: hardly a mean' END,
-           CASE WHEN count(*) > count(closed_unix_s) THEN 'those still open will last longer' END), '') AS note
+           CASE WHEN count(*) > count(closed_unix_s) THEN 'those still open will last longer' END), '')
+           AS note
 FROM subject
-LEFT JOIN (SELECT incident, min(t_unix_s) AS decided_unix_s FROM decisions WHERE type = 'decision' GROUP BY incident)
+LEFT JOIN (SELECT incident, min(t_unix_s) AS decided_unix_s
+           FROM decisions WHERE type = 'decision' GROUP BY incident)
     USING (incident)
-LEFT JOIN (SELECT incident, min(started_unix_s) AS begun_unix_s, min(ended_unix_s) FILTER (state = 'done') AS done_unix_s
+LEFT JOIN (SELECT incident, min(started_unix_s) AS begun_unix_s,
+                  min(ended_unix_s) FILTER (state = 'done') AS done_unix_s
            FROM runs GROUP BY incident)
     USING (incident)
 WHERE kind IS DISTINCT FROM 'manual' AND merged_into IS NULL

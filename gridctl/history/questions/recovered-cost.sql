@@ -9,7 +9,7 @@
 -- unknown: What would have happened without the move nobody knows: recovered hours are an expectation, often
 --   from a base rate. Prices of spares that stand by are not in it (`gridctl ask spare-use`).
 -- columns:
---   scope            whose: the fleet, or as --by asks of the node that was left; null where that is not known
+--   scope            whose: the fleet, or as --by asks of the node left; null where that is not known
 --   swaps            committed hand-overs for which both sides are known
 --   recovered_gpu_h  expected
 --   spent_gpu_h      measured
@@ -29,7 +29,8 @@ WITH waited AS (
            CASE WHEN s.standing THEN w.watch_gpu_h ELSE p.deferred_gpu_h END AS recovered_gpu_h,
            s.gpus * CASE WHEN s.standing THEN f.until_unix_s - f.from_unix_s
                          ELSE s.pause_ms / 1000 END / 3600
-           + s.gpus * len(s.ranks_moved) / p.ranks * (s.t_resume_unix_s - s.started_unix_s) / 3600 AS spent_gpu_h
+           + s.gpus * len(s.ranks_moved) / p.ranks * (s.t_resume_unix_s - s.started_unix_s) / 3600
+               AS spent_gpu_h
     FROM subject s
     JOIN plans p ON p.plan = s.plan
     LEFT JOIN stands f ON f.run = s.run
@@ -56,7 +57,8 @@ SELECT s.scope, swaps, recovered_gpu_h, spent_gpu_h,
        spent_gpu_h / nullif(recovered_gpu_h, 0) * mean_power_w / 1000        AS kwh_per_recovered_gpu_h,
        nullif(concat_ws('; ',
            CASE WHEN s.scope IS NULL THEN 'what these nodes were was never journaled' END,
-           CASE WHEN all_swaps > swaps THEN (all_swaps - swaps) || ' more, of which one side is not known' END,
+           CASE WHEN all_swaps > swaps
+               THEN (all_swaps - swaps) || ' more, of which one side is not known' END,
            CASE WHEN usd_per_gpu_h IS NULL THEN 'no price: price_usd_per_gpu_h in policy.toml' END,
            CASE WHEN mean_power_w IS NULL THEN 'no sample tells the power' END,
            'recovered hours are an expectation'), '') AS note

@@ -31,29 +31,34 @@ WITH scopes AS (
     FROM scopes, asked
 ), decided AS (
     SELECT DISTINCT incident FROM decisions WHERE decision = 'swap_now'
+), moved AS (
+    SELECT scope, h.incident, h.state, h.ended_unix_s, h.outcome, h.pause_ms, s.verdict,
+           NOT coalesce(h.standing, false) AND s.kind IS DISTINCT FROM 'manual' AS preempted
+    FROM subject s
+    JOIN handovers h ON h.incident = s.incident
 ), done AS (
-    SELECT incident, min(ended_unix_s) AS done_unix_s FROM handovers WHERE state = 'done' GROUP BY incident
+    SELECT incident, min(ended_unix_s) AS done_unix_s FROM moved WHERE state = 'done' GROUP BY incident
 ), counted AS (
     SELECT scope, 'recover' AS objective, done_unix_s - opened_unix_s <= slo_recover_s AS good
-    FROM asked, subject
-    SEMI JOIN decided d ON d.incident = subject.incident
-    LEFT JOIN done ON done.incident = subject.incident
+    FROM asked, subject s
+    SEMI JOIN decided d ON d.incident = s.incident
+    LEFT JOIN done ON done.incident = s.incident
     WHERE merged_into IS NULL AND (done_unix_s IS NOT NULL OR until_unix_s - opened_unix_s > slo_recover_s)
     UNION ALL
     SELECT scope, 'pause', pause_ms <= slo_pause_ms
-    FROM asked, subject JOIN handovers h ON h.incident = subject.incident
+    FROM asked, moved
     WHERE outcome = 'commit' AND pause_ms IS NOT NULL
     UNION ALL
-    SELECT scope, 'swap', h.state = 'done'
-    FROM subject JOIN handovers h ON h.incident = subject.incident
-    WHERE h.ended_unix_s IS NOT NULL
+    SELECT scope, 'swap', state = 'done'
+    FROM moved
+    WHERE ended_unix_s IS NOT NULL
     UNION ALL
     SELECT scope, 'preemption', verdict = 'true_fault'
-    FROM subject
-    SEMI JOIN (FROM handovers WHERE outcome = 'commit' AND NOT coalesce(standing, false)) h ON h.incident = subject.incident
-    WHERE verdict IN ('true_fault', 'false_alarm') AND kind IS DISTINCT FROM 'manual'
+    FROM (SELECT DISTINCT scope, incident, verdict FROM moved WHERE outcome = 'commit' AND preempted)
+    WHERE verdict IN ('true_fault', 'false_alarm')
 ), summed AS (
-    SELECT o.scope, o.objective, o.target, o."limit", count(c.objective) AS events, count(*) FILTER (c.good) AS good
+    SELECT o.scope, o.objective, o.target, o."limit", count(c.objective) AS events,
+        count(*) FILTER (c.good) AS good
     FROM objectives o
     LEFT JOIN counted c ON c.scope IS NOT DISTINCT FROM o.scope AND c.objective = o.objective
     GROUP BY ALL

@@ -27,8 +27,10 @@ WITH held AS (
     GROUP BY scope
 ), taken AS (
     SELECT s.scope, count(DISTINCT h.run) AS taken
-    FROM (SELECT run, started_unix_s, unnest(list_distinct(targets)) AS node FROM handovers WHERE outcome = 'commit') h
-    JOIN subject s ON s.node = h.node AND h.started_unix_s >= s.from_unix_s AND h.started_unix_s < s.until_unix_s
+    FROM (SELECT run, started_unix_s, unnest(list_distinct(targets)) AS node
+          FROM handovers WHERE outcome = 'commit') h
+    JOIN subject s ON s.node = h.node
+                  AND h.started_unix_s >= s.from_unix_s AND h.started_unix_s < s.until_unix_s
     GROUP BY s.scope
 ), lacked AS (
     SELECT s.scope, count(DISTINCT e.incident) AS lacked

@@ -22,7 +22,7 @@
 --   note            what to know about this row
 SELECT scope, started_unix_s, run, job, node, targets, ranks_moved, state, outcome, pause_ms, state_bytes,
        CASE WHEN digests IS NOT NULL THEN
-           list_sum([json_array_length(json_keys(value)) FOR value IN map_values(TRY_CAST(digests AS MAP(VARCHAR, JSON)))])
+           list_sum([len(json_keys(value)) FOR value IN map_values(TRY_CAST(digests AS MAP(VARCHAR, JSON)))])
        END AS digests,
        CASE WHEN step_s_before > 0 THEN step_s_after / step_s_before - 1 END AS steps_slower,
        nullif(concat_ws('; ',
