@@ -17,7 +17,7 @@ from gridctl.errors import GridctlError
 from gridctl.history.catalog import Catalog, CatalogError, File
 from gridctl.history.seal import RECORDS
 from gridctl.history.spool import spooled
-from gridctl.history.store import LocalStore, Store
+from gridctl.history.store import LocalStore, Store, store_at
 from gridctl.history.tables import (
     PROGRESS,
     SAMPLE,
@@ -33,6 +33,8 @@ from gridctl.history.tables import (
     spooled_samples,
     views,
 )
+from gridctl.home import Home
+from gridctl.model.policy import Kept
 
 if TYPE_CHECKING:
     import duckdb
@@ -68,6 +70,11 @@ class History:
         self._seen: object = None
         self._bad: set[str] = set()  #: paths of sealed files that are not what the catalog says
         self._database: duckdb.DuckDBPyConnection | None = None
+
+    @classmethod
+    def of(cls, home: Home, kept: Kept) -> "History":
+        """A home's, with the store that its policy names. Raises `StoreError` for one that cannot be."""
+        return cls(home.journal, store_at(kept.store or str(home.history)), home.spool)
 
     def query(self, sql: str, rows_max: int | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Names of the columns, and the rows (the first `rows_max`), of one SELECT over the views.
