@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from gridctl.control.taps import Taps
+from gridctl.control.taps import TOO_SLOW, Taps
 from gridctl.history.spool import Spool
 from gridctl.home import Home
 
@@ -20,6 +20,8 @@ COMPACT_S = 3600.0
 #: Soon after the start, since a controller on a laptop may never be an hour old.
 FIRST_S = 120.0
 BATCH_S = 1.0
+#: As many at once come after a restart: then nothing is waited for.
+BUSY = 5000
 
 log = logging.getLogger("gridctl.control")
 
@@ -74,8 +76,12 @@ class Keeper:
                 records = await tap.batch(BATCH_S)
                 if records:
                     await asyncio.to_thread(self._spool.write, records, time.time())
+                for record in records:
+                    if record.kind == "gap" and record.v.get("text") == TOO_SLOW:
+                        self._spool.lose(record.v["records"], TOO_SLOW)
                 self._tell()
-                await asyncio.sleep(BATCH_S)  # many records cost one write
+                if len(records) < BUSY:  # many records cost one write
+                    await asyncio.sleep(BATCH_S)
 
     def _tell(self) -> None:
         """Says once that telemetry is lost, and once that it is no longer."""

@@ -15,6 +15,8 @@ from gridctl.model.fleet import Node, jobs, several
 
 #: A reader that is further behind loses the newest; about 20 MB.
 KEPT_MAX = 20_000
+#: What a gap says that is a reader's own doing, and not an agent's.
+TOO_SLOW = "the reader was too slow"
 
 
 class Tap:
@@ -51,7 +53,7 @@ class Tap:
 
     def _gaps(self) -> Iterator[StreamRecord]:
         for node, last in self._dropped.items():
-            v = {"last": last.seq, "records": self._lost[node], "text": "the reader was too slow"}
+            v = {"last": last.seq, "records": self._lost[node], "text": TOO_SLOW}
             yield StreamRecord(
                 seq=last.seq, boot=last.boot, t_unix_s=last.t_unix_s, node=node, kind="gap", v=v
             )

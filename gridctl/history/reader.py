@@ -17,22 +17,25 @@ from gridctl.errors import GridctlError
 from gridctl.history.catalog import Catalog, CatalogError, File
 from gridctl.history.seal import RECORDS
 from gridctl.history.spool import spooled
-from gridctl.history.store import LocalStore, Store
+from gridctl.history.store import LocalStore, Store, store_at
 from gridctl.history.tables import (
     PROGRESS,
     SAMPLE,
     about_files,
     digest,
+    each_view,
     empty,
     lines,
+    needed,
     over,
     parquet,
     quoted,
     rows,
     spooled_progress,
     spooled_samples,
-    views,
 )
+from gridctl.home import Home
+from gridctl.model.policy import Kept
 
 if TYPE_CHECKING:
     import duckdb
@@ -72,6 +75,13 @@ class History:
         self._seen: object = None
         self._bad: set[str] = set()  #: paths of sealed files that are not what the catalog says
         self._database: duckdb.DuckDBPyConnection | None = None
+        self._known: dict[str, str] = {}  #: table or view -> the statement that makes it
+        self._made: set[str] = set()  #: those that the database has already
+
+    @classmethod
+    def of(cls, home: Home, kept: Kept) -> "History":
+        """A home's, with the store that its policy names. Raises `StoreError` for one that cannot be."""
+        return cls(home.journal, store_at(kept.store or str(home.history)), home.spool)
 
     def query(self, sql: str, rows_max: int | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Names of the columns, and the rows (the first `rows_max`), of one SELECT over the views.
@@ -135,7 +145,7 @@ class History:
     def _fetch(
         self, sql: str, values: dict[str, str] | None, rows_max: int | None
     ) -> tuple[list[str], list[tuple[Any, ...]]]:
-        with self._cursor() as cursor:
+        with self._cursor(sql) as cursor:
             cursor.execute("BEGIN TRANSACTION READ ONLY")
             cursor.execute(sql, values)
             columns = [column[0] for column in cursor.description or ()]
@@ -145,10 +155,7 @@ class History:
         """Is there anything new to be read after a file could not be?"""
         with self._guard:
             before = self._seen
-            try:
-                catalog = self._store.catalog()
-            except CatalogError:
-                catalog = Catalog()
+            catalog, _ = self._catalog()
             bad = {file.path for file in catalog.files if not self._store.sound(file)} - self._bad
             for path in sorted(bad):
                 log.warning("%s is damaged: see `gridctl history compact --rebuild`", self._store.url(path))
@@ -157,12 +164,16 @@ class History:
             return bool(bad) or before != self._stamp()
 
     @contextmanager
-    def _cursor(self) -> "Iterator[duckdb.DuckDBPyConnection]":
-        """A cursor of its own for this call, on a database that has all of the history."""
+    def _cursor(self, sql: str) -> "Iterator[duckdb.DuckDBPyConnection]":
+        """A cursor of its own for this call, on a database that has all of the history for `sql`."""
         with self._guard:
             seen = self._stamp()
             if self._database is None or seen != self._seen:
-                self._database, self._seen = self._load(), seen
+                self._database, self._seen, self._made = self._load(), seen, set()
+            for name, statement in needed(sql, self._known).items():
+                if name not in self._made:  # to make a view takes as long as to read some of it
+                    self._database.execute(statement)
+                    self._made.add(name)
             cursor = self._database.cursor()
         try:
             yield cursor
@@ -174,8 +185,8 @@ class History:
         return self._store.stamp(), sizes, [path.name for path in spooled(self._spool)]
 
     def _load(self) -> "duckdb.DuckDBPyConnection":
-        database = self._tables(exact=False)
-        database.execute(views())
+        database, self._known = self._begun(exact=False)
+        self._known |= each_view()
         folders = (self._store.url(""), f"{self._spool}/")
         database.execute(f"SET allowed_directories = [{', '.join(map(quoted, folders))}]")
         database.execute(_LOCK)
@@ -186,52 +197,57 @@ class History:
 
         Raises `duckdb.Error`.
         """
-        return self._tables(exact=True)
-
-    def _tables(self, *, exact: bool) -> "duckdb.DuckDBPyConnection":
-        import duckdb
-
-        database = duckdb.connect(":memory:", config=_NO_OUTSIDE)
-        self._store.attach(database)
-        for relation in self._relations(exact):
-            database.execute(relation)
+        database, known = self._begun(exact=True)
+        for statement in known.values():
+            database.execute(statement)
         return database
 
-    def _relations(self, exact: bool) -> Iterator[str]:
-        """The statements that make every table below the views."""
-        error = ""
-        try:
-            catalog = self._store.catalog()
-        except CatalogError as damage:  # the journal has everything but telemetry
-            catalog, error = Catalog(), str(damage)
+    def _begun(self, *, exact: bool) -> "tuple[duckdb.DuckDBPyConnection, dict[str, str]]":
+        """A database with the tail of the journal, and the statements that make all other tables."""
+        import duckdb
+
+        catalog, error = self._catalog()
         bad = [file for file in catalog.files if file.path in self._bad or not self._store.whole(file)]
         if any(file.table == RECORDS for file in bad):
             kept = tuple(file for file in catalog.files if file.table in ("samples", "progress"))
             catalog = Catalog(files=kept, spooled=catalog.spooled)
+        database = duckdb.connect(":memory:", config=_NO_OUTSIDE)
+        self._store.attach(database)
         fresh = lines(segments(self._folder, catalog.sealed_seq), exact=exact)
-        yield f"CREATE TABLE tail AS SELECT * FROM ({fresh}) WHERE seq > {catalog.sealed_seq}"
-        yield _view(RECORDS, self._sealed(catalog.of(RECORDS)), "FROM tail")
+        database.execute(f"CREATE TABLE tail AS SELECT * FROM ({fresh}) WHERE seq > {catalog.sealed_seq}")
+        return database, {**self._of_journal(catalog, bad), **self._of_telemetry(catalog, bad, error)}
+
+    def _catalog(self) -> tuple[Catalog, str]:
+        """The catalog, or what is wrong with it: then the journal has everything but telemetry."""
+        try:
+            return self._store.catalog(), ""
+        except CatalogError as damage:
+            return Catalog(), str(damage)
+
+    def _of_journal(self, catalog: Catalog, bad: list[File]) -> dict[str, str]:
+        made = {RECORDS: _view(RECORDS, self._sealed(catalog.of(RECORDS)), "FROM tail")}
         for name, select in rows().items():
             found = catalog.of(name)
-            made = catalog.made_by.get(name, "") == digest(name) and not set(bad).intersection(found)
-            if made or not catalog.sealed_seq:
-                yield _view(f"row_{name}", self._sealed(found), over("tail", select))
+            same = catalog.made_by.get(name, "") == digest(name) and not set(bad).intersection(found)
+            if same or not catalog.sealed_seq:
+                made[f"row_{name}"] = _view(f"row_{name}", self._sealed(found), over("tail", select))
             else:  # not sealed like this, or damaged: slower, and right
-                yield _view(f"row_{name}", "", over(RECORDS, select))
-        yield from self._telemetry(catalog, bad, error)
+                made[f"row_{name}"] = _view(f"row_{name}", "", over(RECORDS, select))
+        return made
 
-    def _telemetry(self, catalog: Catalog, bad: list[File], error: str) -> Iterator[str]:
+    def _of_telemetry(self, catalog: Catalog, bad: list[File], error: str) -> dict[str, str]:
         paths = spooled(self._spool, catalog.spooled)
+        made = {}
         for table, columns, select in (
             ("samples", SAMPLE, spooled_samples(paths)),
             ("progress", PROGRESS, spooled_progress(paths)),
         ):
-            found = catalog.of(table)
             lost = next((self._store.url(file.path) for file in bad if file.table == table), "")
             if why := error or (lost and f"{lost} is damaged; `gridctl history compact --rebuild` drops it"):
-                yield _view(table, "", empty(columns, why))
+                made[table] = _view(table, "", empty(columns, why))
             else:
-                yield _view(table, self._sealed(found), select)
+                made[table] = _view(table, self._sealed(catalog.of(table)), select)
+        return made
 
     def _sealed(self, found: list[File]) -> str:
         return f"FROM {parquet([self._store.url(file.path) for file in found])}" if found else ""

@@ -155,26 +155,22 @@ class Sealer:
         if not catalog.of(RECORDS) or not (stale or gone):
             return
         new: list[File] = []
-        for file in catalog.of(RECORDS):
-            source = parquet([self._store.url(file.path)])
+        for period, files in _periods(catalog.of(RECORDS)).items():
+            source = parquet([self._store.url(file.path) for file in files])
             for name in stale:
-                new += self.write(name, file.period, over(source, rows()[name]), "seq")
+                new += self.write(name, period, over(source, rows()[name]), "seq")
         old = [file for name in (*stale, *gone) for file in catalog.of(name)]
         self.commit(new, old, made_by={name: digest(name) for name in rows()})
 
     def _by_month(self) -> None:
         """One file for each row table and month that is over."""
-        this_month = day_of(time.time())[:7]
         new: list[File] = []
         old: list[File] = []
         for name in rows():
-            months: dict[str, list[File]] = {}
-            for file in self.catalog.of(name):
-                months.setdefault(file.period[:7], []).append(file)
-            for month, files in months.items():
-                if month < this_month and len(files) > 1:
+            for period, files in _periods(self.catalog.of(name)).items():
+                if len(files) > 1:
                     urls = [self._store.url(file.path) for file in files]
-                    new += self.write(name, month, f"FROM {parquet(urls)}", "seq")
+                    new += self.write(name, period, f"FROM {parquet(urls)}", "seq")
                     old += files
         if old:
             self.commit(new, old)
@@ -271,6 +267,16 @@ def _taken(hash_: str, line: bytes) -> _Line:
         prev=raw.prev,
         hash=hash_,
     )
+
+
+def _periods(files: list[File]) -> dict[str, list[File]]:
+    """By month where the month is over, else as they are."""
+    this_month = day_of(time.time())[:7]
+    found: dict[str, list[File]] = {}
+    for file in files:
+        month = file.period[:7]
+        found.setdefault(month if month < this_month else file.period, []).append(file)
+    return found
 
 
 def day_of(t_unix_s: float) -> str:

@@ -57,9 +57,6 @@ class Spool:
         taken: dict[str, tuple[int, float]] = {}
         made = []
         for record in records:
-            if record.kind == "gap":
-                self._lose(int(record.v.get("records", 1)), "the disk was too slow for it")
-                continue
             seq, t_unix_s = taken.get(record.node) or self._seen.get(record.node, (0, 0.0))
             if record.seq <= seq and record.t_unix_s <= t_unix_s:
                 continue
@@ -87,11 +84,12 @@ class Spool:
             check_room(self._folder)
             self._write(content)
         except OSError as error:
-            self._lose(len(made), error.strerror or str(error))
+            self.lose(len(made), error.strerror or str(error))
         else:
             self._owed, self.why = 0, ""
 
-    def _lose(self, count: int, why: str) -> None:
+    def lose(self, count: int, why: str) -> None:
+        """So many lines are lost."""
         self._owed += count
         self.lost += count
         self.why = why

@@ -167,7 +167,9 @@ class LocalStore:
 def store_at(where: str) -> Store:
     """The store in a folder, or at the URL of object storage. Raises `StoreError`."""
     if "://" in where:
-        raise StoreError(f"{where}: only a folder can be a store")
+        from gridctl.history.objects import ObjectStore
+
+        return ObjectStore(where)
     return LocalStore(Path(where).expanduser())
 
 

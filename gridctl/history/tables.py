@@ -5,6 +5,7 @@ makes the table `row_NAME`. `samples` and `progress` are what the nodes' streams
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -50,6 +51,10 @@ PROGRESS = {
 #: A line of the spool: a sample, or a step of a rank.
 _SPOOLED = {**PROGRESS, "device": "VARCHAR", "v": "MAP(VARCHAR, DOUBLE)"}
 _LINE_BYTES_MAX = 64 << 20
+_CREATED = re.compile(r"^CREATE (?:VIEW|MACRO) (\w+)", re.MULTILINE)
+#: Words of questions about what there is.
+_ABOUT_ALL = ("duckdb_", "information_schema", "pg_", "show", "sqlite_")
+_WORD = re.compile(r"\w+")
 _IS_RECORD = "seq IS NOT NULL AND kind IS NOT NULL"
 _DATA = r',"data":(.*),"prev":"[0-9a-f]{64}","hash":"[0-9a-f]{64}"\}$'
 
@@ -65,6 +70,32 @@ def rows() -> dict[str, str]:
 def views() -> str:
     """The statements that make the public views, over all tables."""
     return (files(__package__) / "views.sql").read_text(encoding="utf-8")
+
+
+def needed(sql: str, known: dict[str, str]) -> dict[str, str]:
+    """Name -> statement, of what a question may use of what is `known` and of all below that, in order."""
+    words = set(_WORD.findall(sql.lower()))
+    if any(word.startswith(_ABOUT_ALL) for word in words):
+        return known
+    taken = set()
+    for name in reversed(known):  # a view rests on those before it only
+        if name in words:
+            taken.add(name)
+            words |= set(_WORD.findall(known[name].lower()))
+    return {name: text for name, text in known.items() if name in taken}
+
+
+@cache
+def each_view() -> dict[str, str]:
+    """Public view -> the statement that makes it, over all tables; in order."""
+    import duckdb
+
+    made = {}
+    for statement in duckdb.extract_statements(views()):
+        found = _CREATED.search(statement.query)
+        assert found is not None, "views.sql makes views and macros"
+        made[found[1].lower()] = statement.query
+    return made
 
 
 def digest(name: str) -> str:
@@ -83,8 +114,8 @@ def quoted(text: str) -> str:
 
 
 def parquet(urls: Sequence[str]) -> str:
-    """A relation: all rows of these files."""
-    return f"read_parquet([{', '.join(map(quoted, urls))}], union_by_name = true)"
+    """A relation: all rows of these files, which have the same columns."""
+    return f"read_parquet([{', '.join(map(quoted, urls))}])"
 
 
 def empty(columns: dict[str, str], error: str = "") -> str:

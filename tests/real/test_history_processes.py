@@ -133,8 +133,7 @@ def end(child: "subprocess.Popen[str]") -> None:
 
 def files(place: Place) -> set[str]:
     """Everything that lies in the store, in the making too."""
-    root = Path(place.store.where)
-    return {str(path) for path in root.rglob("*")} if root.exists() else set()
+    return {f"{folder}/{name}" for folder, _, names in os.walk(place.store.where) for name in names}
 
 
 def grown(child: "subprocess.Popen[str]") -> bool:

@@ -47,7 +47,7 @@ def sealed(place: Place, **more: Any) -> Compacted:
 
 def everything(place: Place) -> dict[str, Any]:
     history = History(place.journal, place.store, place.spool)
-    return {view: sorted(_rows(history, view), key=repr) for view in (*VIEWS, "records")}
+    return {view: sorted(_rows(history, view), key=repr) for view in (*VIEWS, "records", "row_incidents")}
 
 
 def _rows(history: History, view: str) -> list[tuple[Any, ...]]:

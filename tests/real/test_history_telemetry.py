@@ -56,7 +56,7 @@ def spool(place: Place, records: list[StreamRecord], now_unix_s: float) -> Spool
 
 def test_samples_are_seen_at_once_and_after_compaction(tmp_path: Path) -> None:
     place = place_in(tmp_path)
-    begin = time.time() - 100
+    begin = float(int(time.time()) - 100)
     records = [sample(n + 1, begin + n / 2, node) for node in NODES for n in range(40)]
     records += [step(100 + n, begin + n, n, loss=None) for n in range(5)]
     odd = {"temp_c": "hot", "on": True, "a": None, "b": float("nan"), "c": 7}
