@@ -5,6 +5,8 @@ from gridctl.model.fleet import Sample
 
 #: More devices than a node has are somebody's mistake.
 DEVICES_MAX = 1024
+#: What says which device it is. Not every sample tells it.
+_ABOUT = ("pci", "uuid", "serial", "model")
 
 
 class DeviceLog:
@@ -20,7 +22,11 @@ class DeviceLog:
             return
         known = self._newest.setdefault(record.node, {})
         if device in known or len(known) < DEVICES_MAX:
-            known[device] = Sample(record.t_unix_s, values)
+            about = {name: text for name in _ABOUT if isinstance(text := record.v.get(name), str) and text}
+            before = known[device].about if device in known else {}
+            if about.get("pci", "") in ("", before.get("pci")):
+                about = before | about
+            known[device] = Sample(record.t_unix_s, values, about)
 
     def of(self, node: str) -> dict[str, Sample]:
         """The devices of a node, each with its newest sample."""

@@ -33,7 +33,9 @@ def dry_rest(plan: Plan, progress: Progress, urls: Mapping[str, str], *, back: b
     shown: list[DryCall] = []
     if back or progress.undoing:
         for step in reversed(plan.steps):
-            if step.name in progress.started and step.name not in progress.undone:
+            if step.name not in progress.started or step.name in progress.undone:
+                continue
+            if not progress.stays(step, plan):
                 left = [call for call in step.inverse if not progress.needless(call)]
                 shown += _back(msgspec.structs.replace(step, inverse=left), urls)
         return shown
