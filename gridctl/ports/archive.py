@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 import tarfile
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -25,7 +26,7 @@ class ArchiveFile:
             raise NotAsTold(f"an archive of {told.bytes} bytes is taken from nobody")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path, self._told = path, told
-        self._part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        self._part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")  # two may fetch it at once
         self._file: BinaryIO = os.fdopen(
             os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w+b"
         )

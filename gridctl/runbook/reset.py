@@ -141,9 +141,7 @@ def _which(sample: Sample) -> dict[str, str]:
 # --------------------------------------------------------------------------------------------------
 
 
-def _steps(
-    request: Request, node: Node, samples: Mapping[str, Sample], *, collects: bool
-) -> Iterator[Step]:
+def _steps(request: Request, node: Node, samples: Mapping[str, Sample], *, collects: bool) -> Iterator[Step]:
     def call(kind: str, deadline_s: float, **args: str) -> Call:
         return Call(node=node.name, url=node.url, kind=kind, args=args, deadline_s=deadline_s)
 
