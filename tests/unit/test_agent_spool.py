@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,42 @@ def test_while_the_disk_is_full_records_wait(tmp_path: Path, monkeypatch: pytest
         return await read(spool, 0, 3)
 
     assert [record["v"]["n"] for record in asyncio.run(running(spool, work))] == [0, 1, 2]
+
+
+def test_what_is_stored_outlives_the_process_and_a_disk_that_hangs_fills_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PENDING_MAX", 10)
+    spool = opened(tmp_path)
+    hangs, ends = threading.Event(), threading.Event()
+
+    def hang(fd: int) -> None:
+        hangs.set()
+        assert ends.wait(60)
+
+    async def work() -> list[dict[str, Any]]:
+        spool.append("note", {"n": 0})
+        await spool.stored()
+        (segment,) = tmp_path.iterdir()
+        assert b'"n":0' in segment.read_bytes()
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fsync", hang)
+            assert await asyncio.to_thread(hangs.wait, 60)
+            for number in range(1, 30):
+                spool.append("note", {"n": number})
+            assert len(spool._pending) == 10
+            waits = asyncio.ensure_future(spool.stored())
+            await asyncio.sleep(0)
+            assert not waits.done()
+            ends.set()
+            await waits
+        return await read(spool, 0, 31)
+
+    found = asyncio.run(running(spool, work))
+    assert [record["v"] for record in found if record["kind"] == "gap"] == [
+        {"first": 2, "last": 20, "records": 19}
+    ]
+    assert [record["v"]["n"] for record in found if record["kind"] == "note"] == [0, *range(20, 30)]
 
 
 def test_what_the_disk_never_took_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,7 +282,7 @@ def test_a_torn_bug_report_is_kept_as_far_as_it_goes(tmp_path: Path, order: Call
         "PASSWORD=\\\n  {}",
         "--api-key -{}",
         "https://host/x?X-Amz-Signature={}&y=1",
-        "ASIA0123456789ABCDEF is ghp_012345678901234567890123{0} and eyJhbGciOi.eyJzdWIiOi.{0}",
+        "ASIA0123456789ABCDEF, ghp_012345678901234567890123{0}, eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.{0}",
         "-----BEGIN PGP PRIVATE KEY BLOCK-----\n{}\n-----END PGP PRIVATE KEY BLOCK-----",
         "{0}\nx: AAAABBBBCCCCDDDDEEEEFFFF\n{0}\n-----END EC PRIVATE KEY-----",
         'PASSPHRASE="{} and more',

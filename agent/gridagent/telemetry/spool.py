@@ -62,6 +62,8 @@ class Spool:
         self._fd, self._newest, self._size = -1, 0, 0  #: the newest segment and what the kernel has of it
         self._segments: dict[int, int] = {}  #: first seq -> flushed bytes, oldest first
         self.seq = self._resume()  #: of the newest record
+        self._handed_seq = self.seq  #: so far the kernel has them
+        self._handed = asyncio.Event()  #: set, and replaced, when it has more
 
     def append(self, kind: str, v: dict[str, Any], t_unix_s: float | None = None) -> int:
         """Takes a record over and returns its seq. Never waits, never fails."""
@@ -72,8 +74,15 @@ class Spool:
             seq=self.seq, boot=self._boot, t_unix_s=t_unix_s, node=self._node, kind=kind, v=v
         )
         self._pending.append((self.seq, _encode(record) + b"\n"))
+        self._shed()
         self._wake.set()
         return self.seq
+
+    async def stored(self) -> None:
+        """Returns once no end of this process can lose a record that was taken over so far."""
+        wanted = self.seq
+        while self._handed_seq < wanted:
+            await self._handed.wait()
 
     async def run(self) -> None:
         """Writes what is appended until it is cancelled; `close` does the rest."""
@@ -82,7 +91,6 @@ class Spool:
             try:
                 await self._store()
             except OSError:
-                self._shed()
                 await asyncio.sleep(RETRY_S)
                 self._wake.set()
 
@@ -175,7 +183,9 @@ class Spool:
                 raise
             self._size = size
             for _ in range(count):
-                self._pending.popleft()
+                self._handed_seq, _ = self._pending.popleft()
+            self._handed.set()
+            self._handed = asyncio.Event()
 
     def _open(self, first: int) -> None:
         """Goes on in the segment `first`, once the one before is flushed."""
@@ -196,7 +206,7 @@ class Spool:
             self._append_gap(first, following - 1)
 
     def _shed(self) -> None:
-        """Forgets the oldest of what the disk does not take."""
+        """Forgets the oldest of what the disk does not take, or not in time."""
         while len(self._pending) > PENDING_MAX:
             last, _ = self._pending.popleft()
             self._dropped = (self._dropped[0] if self._dropped else last, last)
