@@ -1,5 +1,6 @@
 """Archives of evidence as files here: written a part at a time, kept only if they are what the node said."""
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -57,7 +58,8 @@ class ArchiveFile:
 
     def drop(self) -> None:
         """Leaves nothing behind, unless it was kept."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk does not take what was not written yet
+            self._file.close()
         self._part.unlink(missing_ok=True)
 
 

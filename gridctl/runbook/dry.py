@@ -84,6 +84,8 @@ def _calls(step: str, when: str, call: Call, urls: Mapping[str, str]) -> Iterato
         yield DryCall(
             step=step, when=when, method="GET", url=f"{urls.get(launch['node'], '')}/v1/launch?{query}"
         )
+    if call.kind == "evidence.collect":  # asked before whether the node answers
+        yield DryCall(step=step, when=when, method="GET", url=f"{call.url}/v1/status")
     yield DryCall(
         step=step,
         when=when,
