@@ -192,6 +192,21 @@ def test_what_is_stored_outlives_the_process_and_a_disk_that_hangs_fills_no_memo
     assert [record["v"]["n"] for record in found if record["kind"] == "note"] == [0, *range(20, 30)]
 
 
+def test_garbage_at_the_end_is_cut_off_line_by_line(tmp_path: Path) -> None:
+    spool = opened(tmp_path)
+
+    async def tell() -> None:
+        spool.append("note", {"n": 1})
+
+    asyncio.run(running(spool, tell))
+    (segment,) = tmp_path.iterdir()
+    sound = segment.read_bytes()
+    segment.write_bytes(sound + b"x\n" * (1 << 12) + b"\n\n\0\0")
+    again = opened(tmp_path)
+    assert (again.seq, segment.read_bytes()) == (1, sound)
+    again.close()
+
+
 def test_what_the_disk_never_took_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 10)
     spool = opened(tmp_path)

@@ -224,19 +224,21 @@ class Spool:
         first = int(paths[-1].stem)
         self._open(first)
         content = paths[-1].read_bytes()
-        while content and (not content.endswith(b"\n") or _seq_of(_last_line(content)) < 0):
-            content = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
-        os.ftruncate(self._fd, len(content))
+        seq, size = first - 1, len(content)
+        while size:
+            begin = content.rfind(b"\n", 0, size - 1) + 1
+            line = content[begin:size]
+            if line.endswith(b"\n") and (last := _seq_of(line)) >= 0:
+                seq = last
+                break
+            size = begin
+        os.ftruncate(self._fd, size)
         os.fsync(self._fd)
-        self._size = self._segments[first] = len(content)
-        return _seq_of(_last_line(content)) if content else first - 1
+        self._size = self._segments[first] = size
+        return seq
 
     def _path(self, first: int) -> Path:
         return self._folder / f"{first:020d}.jsonl"
-
-
-def _last_line(content: bytes) -> bytes:
-    return content[content.rfind(b"\n", 0, len(content) - 1) + 1 :]
 
 
 def _seq_of(line: bytes) -> int:
