@@ -222,6 +222,14 @@ def test_one_at_a_time_leftovers_go_and_eight_archives_stay(order: Callable[...,
         assert gather(order(id=f"ev-{number}")).error == ""
     kept = sorted(path.name for path in folder.glob("*"))
     assert kept == [*(f"ev-{number}.tar.gz" for number in range(2, 10)), "lock"]
+    (folder / "ev-y.tar.gz").mkdir()
+    assert "cannot be written" in gather(order(id="ev-y")).error
+    (folder / "ev-y.tar.gz").rmdir()
+    assert sorted(path.name for path in folder.glob("*")) == kept, "nothing goes for one that did not come"
+    os.utime(folder / "ev-5.tar.gz", (1, 1))
+    os.utime(folder / "ev-9.tar.gz", (2**33, 2**33))  # made before the clock was set back
+    assert gather(order(id="ev-z")).error == ""
+    assert {path.name for path in folder.glob("*")} == {*kept, "ev-z.tar.gz"} - {"ev-5.tar.gz"}
     holder = (
         "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, 2); print(1, flush=True); sys.stdin.read()"
     )
