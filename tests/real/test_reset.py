@@ -126,6 +126,10 @@ def test_a_gpu_is_reset_once_evidence_was_taken_and_the_node_stays_cordoned(site
     status = site.agent.client().status()
     assert (status.cordoned, status.running_op) == (True, "")
     assert site.client.one("incident", incident.id, Incident).state == "closed"
+    with pytest.raises(Refused, match="its evidence is of then"):
+        site.client.plan(
+            Request(node="n1", devices=["gpu:1"], who="ann", runbook="reset", incident=incident.id)
+        )
 
 
 def test_without_evidence_nothing_is_reset_but_on_a_persons_word(site: Site) -> None:
