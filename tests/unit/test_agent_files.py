@@ -455,33 +455,6 @@ def test_many_unreadable_files_do_not_flood(tmp_path: Path) -> None:
     assert len(tree.troubles()) == TROUBLES_MAX + 1
 
 
-@pytest.mark.parametrize("text", ["-5", "1_000", "9" * 21, "0x10", "\u0663"])
-def test_what_is_no_count_is_no_value(tmp_path: Path, text: str) -> None:
-    """A part of a number, or less than nothing, would pass for a count that was reset."""
-    memory = tmp_path / "sys/devices/system/edac/mc/mc0"
-    files = {
-        f"{PORT}/counters/link_downed": text,
-        "sys/class/net/e0/device/vendor": "",
-        "sys/class/net/e0/statistics/rx_errors": text,
-        "sys/class/net/e0/carrier_changes": text,
-        "sys/bus/pci/devices/0000:01:00.0/aer_dev_fatal": f"TOTAL_ERR_FATAL {text}",
-    }
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    memory.mkdir(parents=True)
-    (memory / "ue_count").write_text("0")
-    counts = (memory / "ce_count").write_text
-    counts("5")
-    edac = probe_of("edac", tmp_path)
-    edac.read()
-    counts(text)
-    assert values(edac.read())["node"] == {"edac_ce_total": 5, "edac_ue_total": 0}
-    for name in ("infiniband", "ethernet", "aer"):
-        for device, found in values(probe_of(name, tmp_path).read()).items():
-            assert set(found.values()) == {None}, (device, found)
-
-
 @given(st.binary(max_size=200), st.sampled_from(sorted(PROBES)))
 def test_no_content_of_a_file_breaks_a_source(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str

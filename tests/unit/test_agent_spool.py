@@ -192,6 +192,18 @@ def test_what_is_stored_outlives_the_process_and_a_disk_that_hangs_fills_no_memo
     assert [record["v"]["n"] for record in found if record["kind"] == "note"] == [0, *range(20, 30)]
 
 
+def test_a_reader_of_a_spool_that_is_gone_is_told_all_of_the_new_one(tmp_path: Path) -> None:
+    spool = opened(tmp_path)
+
+    async def work() -> list[dict[str, Any]]:
+        for number in (1, 2):
+            spool.append("note", {"n": number})
+        await read(spool, 0, 2)
+        return await read(spool, 1000, 2)
+
+    assert [record["seq"] for record in asyncio.run(running(spool, work))] == [1, 2]
+
+
 def test_garbage_at_the_end_is_cut_off_line_by_line(tmp_path: Path) -> None:
     spool = opened(tmp_path)
 

@@ -105,8 +105,11 @@ class Spool:
             self._fd = -1
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """Whole lines with a seq above `after`, many at a time; then new ones as they come, for ever."""
-        first, offset = self._locate(after)
+        """Whole lines with a seq above `after`, many at a time; then new ones as they come, for ever.
+
+        A reader that is ahead has read another spool, which is gone: it is told everything.
+        """
+        first, offset = self._locate(after if after <= self.seq else 0)
         while True:
             version = self._version
             if offset < self._segments.get(first, 0):
