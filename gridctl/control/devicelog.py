@@ -5,8 +5,10 @@ from gridctl.model.fleet import Sample
 
 #: More devices than a node has are somebody's mistake.
 DEVICES_MAX = 1024
-#: What a device says of itself beside its values, now and then -> what it is called here.
-_ABOUT = {"uuid": "uuid", "serial": "serial", "pci": "pci", "model": "name"}
+#: What says which device it is. Not every sample tells it.
+_ABOUT = ("pci", "uuid", "serial", "model")
+#: What the journal calls otherwise.
+_NAMES = {"model": "name"}
 _TEXT_CHARS_MAX = 80
 
 
@@ -15,7 +17,6 @@ class DeviceLog:
 
     def __init__(self) -> None:
         self._newest: dict[str, dict[str, Sample]] = {}  #: node -> device -> its newest sample
-        self._about: dict[str, dict[str, dict[str, str]]] = {}  #: node -> device -> what identifies it
 
     def feed(self, record: StreamRecord) -> None:
         """Takes a `sample` record; any other is passed over."""
@@ -24,13 +25,11 @@ class DeviceLog:
             return
         known = self._newest.setdefault(record.node, {})
         if device in known or len(known) < DEVICES_MAX:
-            known[device] = Sample(record.t_unix_s, values)
-            if record.v.get("uuid") or record.v.get("serial"):
-                self._about.setdefault(record.node, {})[device] = {
-                    name: text[:_TEXT_CHARS_MAX]
-                    for key, name in _ABOUT.items()
-                    if isinstance(text := record.v.get(key), str) and text
-                }
+            about = {name: text for name in _ABOUT if isinstance(text := record.v.get(name), str) and text}
+            before = known[device].about if device in known else {}
+            if about.get("pci", "") in ("", before.get("pci")):
+                about = before | about
+            known[device] = Sample(record.t_unix_s, values, about)
 
     def of(self, node: str) -> dict[str, Sample]:
         """The devices of a node, each with its newest sample."""
@@ -38,4 +37,10 @@ class DeviceLog:
 
     def identities(self, node: str) -> dict[str, dict[str, str]]:
         """The devices of a node that have said what they are: uuid, serial, pci, name, as far as known."""
-        return dict(self._about.get(node, {}))
+        known = self._newest.get(node, {})
+        told = {device: sample.about for device, sample in known.items()}
+        return {
+            device: {_NAMES.get(key, key): text[:_TEXT_CHARS_MAX] for key, text in about.items()}
+            for device, about in told.items()
+            if about.get("uuid") or about.get("serial")
+        }

@@ -24,7 +24,7 @@ class Tap:
 
     def __init__(self, nodes: frozenset[str], before: Mapping[str, int]) -> None:
         """`nodes`: of these, all if empty. `before`: node -> the last record that is too old."""
-        self._nodes, self._before = nodes, before
+        self._nodes, self._before = nodes, dict(before)
         self._kept: deque[StreamRecord] = deque()
         self._dropped: dict[str, StreamRecord] = {}
         self._lost: dict[str, int] = {}
@@ -35,6 +35,7 @@ class Tap:
         node = record.node
         if (self._nodes and node not in self._nodes) or record.seq <= self._before.get(node, 0):
             return
+        self._before.pop(node, None)  # from now on all is new, also where the node's spool begins anew
         if len(self._kept) >= KEPT_MAX:
             self._dropped[node] = record
             self._lost[node] = self._lost.get(node, 0) + 1

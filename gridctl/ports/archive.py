@@ -6,6 +6,7 @@ What is in them is read again only if it is what the journal says.
 import contextlib
 import hashlib
 import os
+import secrets
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ class ArchiveFile:
             raise NotAsTold(f"an archive of {told.bytes} bytes is taken from nobody")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path, self._told = path, told
-        self._part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        self._part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")  # two may fetch it at once
         self._file: BinaryIO = os.fdopen(
             os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w+b"
         )
@@ -63,7 +64,8 @@ class ArchiveFile:
 
     def drop(self) -> None:
         """Leaves nothing behind, unless it was kept."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk does not take what was not written yet
+            self._file.close()
         self._part.unlink(missing_ok=True)
 
 
