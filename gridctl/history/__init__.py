@@ -50,6 +50,8 @@ _NO_OUTSIDE: dict[str, str | bool | int | float | list[str]] = {
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
 }
+#: Rows are more than the optimizer thinks, and a join by time is not to be a loop over all of them.
+_JOINS = "SET GLOBAL asof_loop_join_threshold = 0"
 _LOCK = "SET temp_directory = ''; SET enable_external_access = false; SET lock_configuration = true"
 
 
@@ -157,5 +159,6 @@ def _load(segments: list[Path]) -> "duckdb.DuckDBPyConnection":
         database.execute(f"CREATE TABLE row_{name} AS {row.read_text(encoding='utf-8')}")
     database.execute(_TOLD)
     database.execute(package.joinpath("views.sql").read_text(encoding="utf-8"))
+    database.execute(_JOINS)
     database.execute(_LOCK)
     return database
