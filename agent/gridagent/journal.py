@@ -30,9 +30,7 @@ import msgspec
 GENESIS = "0" * 64
 SEGMENT_BYTES = 16 << 20
 
-#: A pause that is told of by `verify`: a controller that is at work writes more often.
-LEAP_S = 30 * 86400.0
-
+LEAP_S = 30 * 86400.0  #: `verify` tells of a pause so long: a controller at work writes more often
 _SEGMENT_NAME = re.compile(r"\d{8}\.jsonl")
 _HASH_MEMBER = re.compile(rb',"hash":"([0-9a-f]{64})"}\n')
 _HASH_MEMBER_BYTES = 76
@@ -379,10 +377,7 @@ def verify(directory: Path | str) -> Verification:
 
 def _foreign(directory: Path) -> tuple[str, ...]:
     """Names in a journal's folder that are neither segments nor its lock."""
-    try:
-        names = sorted(path.name for path in directory.iterdir())
-    except OSError:
-        return ()
+    names = sorted(os.listdir(directory)) if directory.is_dir() else []
     return tuple(name for name in names if not _SEGMENT_NAME.fullmatch(name) and name != "writer.lock")
 
 

@@ -123,6 +123,7 @@ def _shown(value: object) -> str:
 
 
 def history_of(context: typer.Context) -> "History":
+    """This home's history. Raises `ConfigError` where no controller has ever run."""
     from gridctl.history import History
 
     folder = Console.of(context).home.journal

@@ -444,37 +444,36 @@ class NodeWatch:
         self._calm = (not found or self._decided) and "settling" not in self.holds
 
     def _grounds(self) -> tuple[list[Finding], str]:
-        """See `grounds`. Never that it is gone: only a lasting silence (`tick`) decides that, and who has just
-        spoken is not."""
+        """See `grounds`. Not that it is gone: only a lasting silence decides that, and who speaks is not."""
         present = [finding for key, finding in self.findings.items() if key != _GONE]
         return grounds(present, self._policy.thresholds.two_layers.window_s)
 
-    def _decide(self, t_unix_s: float, grounds: list[Finding], rule: str) -> Iterator[Output]:
-        cause = grounds[0]
+    def _decide(self, t_unix_s: float, found: list[Finding], rule: str) -> Iterator[Output]:
+        cause = found[0]
         if self.holds:
             why = f"the node is held: {', '.join(self.holds.values())}"
             yield from self._once(suppressed(cause, why, rule="held"))
             return
-        if refusal := self._gate(t_unix_s, self.facts, grounds, rule):
+        if refusal := self._gate(t_unix_s, self.facts, found, rule):
             held_back = suppressed(cause, refusal[1], rule=refusal[0])
             yield from self._once(msgspec.structs.replace(held_back, t_unix_s=t_unix_s))
             return
         self._decided = True
-        actions = [f.action for f in grounds if f.preempt_job and f.device == cause.device]
-        others = [f for f in self.findings.values() if f not in grounds and f.device == cause.device]
+        actions = [f.action for f in found if f.preempt_job and f.device == cause.device]
+        others = [f for f in self.findings.values() if f not in found and f.device == cause.device]
         yield Decision(
             t_unix_s=t_unix_s,
             node=self.facts.name,
             device=cause.device,
             kind=cause.kind,
-            severity=max((f.severity for f in grounds), key=SEVERITIES.index),
+            severity=max((f.severity for f in found), key=SEVERITIES.index),
             action=reduce(stronger, actions, cause.action),
             preempt_job=not self.facts.spare,
             when="before_admission" if self.facts.spare else "now",
-            why=[line for finding in [*grounds, *others] for line in finding.why],
+            why=[line for finding in [*found, *others] for line in finding.why],
             rule=rule,
             decision="quarantine" if self.facts.spare else "swap_now",
-            rules=[finding.rule for finding in [*grounds, *others]],
+            rules=[finding.rule for finding in [*found, *others]],
         )
 
     def _verdict(self, t_unix_s: float, state: str, why: list[str], rule: str) -> Verdict:

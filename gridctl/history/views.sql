@@ -50,11 +50,11 @@ FROM records;
 --   acked_unix_s    when somebody first took it in hand
 --   duration_s      from opened to closed
 CREATE VIEW incidents AS
-WITH said AS (
-    SELECT *,
-           max(seq) FILTER (state = 'open') OVER (PARTITION BY incident) AS opened_seq
+WITH begun AS (
+    SELECT incident, coalesce(max(seq) FILTER (state = 'open'), 0) AS opened_seq
     FROM row_incidents
     WHERE incident IS NOT NULL AND incident <> ''
+    GROUP BY incident
 ), folded AS (
     SELECT incident,
            arg_max(state, seq)    AS state,
@@ -63,13 +63,13 @@ WITH said AS (
            arg_max(job, seq)      AS job,
            arg_max(title, seq)    AS title,
            arg_min(t_unix_s, seq) AS opened_unix_s,
-           arg_min(recorded_unix_s, seq) FILTER (state = 'closed' AND seq > coalesce(opened_seq, 0))
+           arg_min(recorded_unix_s, seq) FILTER (state = 'closed' AND seq > opened_seq)
                AS ended_unix_s,
-           arg_max(verdict, seq)  FILTER (seq >= coalesce(opened_seq, 0) AND verdict <> '') AS verdict,
-           arg_max(who, seq)      FILTER (seq >= coalesce(opened_seq, 0) AND verdict <> '') AS verdict_by,
-           arg_max(merged_into, seq) FILTER (seq >= coalesce(opened_seq, 0) AND merged_into <> '')
+           arg_max(verdict, seq)  FILTER (seq >= opened_seq AND verdict <> '') AS verdict,
+           arg_max(who, seq)      FILTER (seq >= opened_seq AND verdict <> '') AS verdict_by,
+           arg_max(merged_into, seq) FILTER (seq >= opened_seq AND merged_into <> '')
                AS merged_into
-    FROM said
+    FROM row_incidents JOIN begun USING (incident)
     GROUP BY incident
 ), found AS (
     SELECT incident, count(*) FILTER (NOT suppressed) AS findings, count(*) FILTER (suppressed) AS held_back
