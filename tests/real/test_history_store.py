@@ -185,6 +185,18 @@ def test_compaction_makes_a_damaged_file_anew_by_itself(place: Place) -> None:
     assert len(everything(place)["events"]) == 121
 
 
+def test_a_changed_bit_is_found_by_the_next_compaction(place: Place) -> None:
+    before = everything(place)
+    sealed(place)
+    path = Path(place.store.url(place.store.catalog().of("records")[1].path))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+    assert sealed(place).damaged == (str(path),)
+    assert everything(place) == before
+    assert sealed(place).damaged == ()
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b'{"version": 0}', b"\xff\xfe", b"[]", b'{"version": 2, "files": 1}']
 )
