@@ -57,7 +57,7 @@ def compact(place: Place, kept: Kept, *, rebuild: bool = False) -> Compacted:
 
     with working(place) as (sealer, telemetry, _):
         sealer.catalog = before = _catalog(place.store, rebuild)
-        damaged = _start_anew(place, sealer) if rebuild else []
+        damaged = _start_anew(place, sealer) if rebuild or _rotten(place.store, before) else []
         telemetry.clear(place.spool, time.time() - GRACE_S)
         try:
             problem = _seal(sealer, place.journal)
@@ -129,6 +129,15 @@ def _catalog(store: Store, rebuild: bool) -> Catalog:
         if not rebuild or isinstance(error, NewerCatalog):
             raise
         return Catalog()
+
+
+def _rotten(store: Store, catalog: Catalog) -> bool:
+    """Is a file of the journal's not what was written? Parquet itself does not notice every changed bit.
+
+    They are small; telemetry is not, and has no second copy.
+    """
+    mine = (file for file in catalog.files if file.table not in ORDERS)
+    return not store.guarded and not all(store.sound(file) for file in mine)
 
 
 def _start_anew(place: Place, sealer: Sealer) -> list[File]:

@@ -26,6 +26,8 @@ STRAY_S = 86_400.0
 class ObjectStore:
     """A bucket's folder, by its URL. Raises `StoreError` where it cannot be spoken to."""
 
+    guarded = True
+
     def __init__(self, where: str) -> None:
         try:
             from obstore.store import from_url

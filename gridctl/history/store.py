@@ -29,6 +29,7 @@ class Store(Protocol):
     """A place for files. Only one process at a time writes: within `writing()`."""
 
     where: str  #: for people
+    guarded: bool  #: does it guard by itself against content that changes?
 
     def catalog(self) -> Catalog:
         """An empty one where nothing was sealed yet. Raises `CatalogError`, `StoreError`."""
@@ -66,6 +67,8 @@ class Store(Protocol):
 
 class LocalStore:
     """A folder. Everything in it is readable by its owner only."""
+
+    guarded = False
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()

@@ -51,6 +51,8 @@ PROGRESS = {
 #: A line of the spool: a sample, or a step of a rank.
 _SPOOLED = {**PROGRESS, "device": "VARCHAR", "v": "MAP(VARCHAR, DOUBLE)"}
 _LINE_BYTES_MAX = 64 << 20
+#: Of what does not name the file that it is about.
+_PARQUET_SAYS = ("parquet", "zstd", "tprotocolexception", "don't know what type")
 _CREATED = re.compile(r"^CREATE (?:VIEW|MACRO) (\w+)", re.MULTILINE)
 #: Words of questions about what there is.
 _ABOUT_ALL = ("duckdb_", "information_schema", "pg_", "show", "sqlite_")
@@ -128,8 +130,9 @@ def about_files(error: "duckdb.Error") -> bool:
     """May it come from a file that is not there, or is not what it says?"""
     import duckdb
 
-    kinds = (duckdb.IOException, duckdb.InvalidInputException, duckdb.SerializationException)
-    return isinstance(error, (*kinds, duckdb.InternalException)) or ".parquet" in str(error)
+    if isinstance(error, (duckdb.IOException, duckdb.SerializationException, duckdb.InternalException)):
+        return True
+    return any(word in str(error).lower() for word in _PARQUET_SAYS)
 
 
 def lines(paths: Sequence[Path], *, exact: bool = False) -> str:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gridagent.journal import Journal
-from gridctl.history import VIEWS, History
+from gridctl.history import History
 from gridctl.history.catalog import VERSION, CatalogError
 from gridctl.history.compact import Compacted, Place, compact
 from gridctl.history.seal import line_of
@@ -22,6 +22,8 @@ from gridctl.model.policy import Kept
 
 DAY_S = 86_400.0
 NOW = 1_790_000_000.0
+#: Tables and views that rest on nothing but the journal.
+OF_THE_JOURNAL = ("records", "row_incidents", "row_runs", "events", "incidents", "runs", "steps")
 ODD = "i\n\x1b[31m'; DROP \u2028\U0001f600\x00"
 
 
@@ -47,7 +49,7 @@ def sealed(place: Place, **more: Any) -> Compacted:
 
 def everything(place: Place) -> dict[str, Any]:
     history = History(place.journal, place.store, place.spool)
-    return {view: sorted(_rows(history, view), key=repr) for view in (*VIEWS, "records", "row_incidents")}
+    return {view: sorted(_rows(history, view), key=repr) for view in OF_THE_JOURNAL}
 
 
 def _rows(history: History, view: str) -> list[tuple[Any, ...]]:
@@ -181,6 +183,18 @@ def test_compaction_makes_a_damaged_file_anew_by_itself(place: Place) -> None:
         log.append("note", "x", {"text": "more"})
     assert sealed(place).damaged == (str(path),)
     assert len(everything(place)["events"]) == 121
+
+
+def test_a_changed_bit_is_found_by_the_next_compaction(place: Place) -> None:
+    before = everything(place)
+    sealed(place)
+    path = Path(place.store.url(place.store.catalog().of("records")[1].path))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+    assert sealed(place).damaged == (str(path),)
+    assert everything(place) == before
+    assert sealed(place).damaged == ()
 
 
 @pytest.mark.parametrize(
