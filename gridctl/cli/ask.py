@@ -107,12 +107,13 @@ def sql(
 
 
 def _history(console: Console) -> "History":
+    from gridctl.control.settings import load_policy
     from gridctl.history import History
 
     folder = console.home.journal
     if not folder.is_dir():
         raise ConfigError(f"there is no journal in {folder}: has a controller run in this home?")
-    return History(folder)
+    return History.of(console.home, load_policy(console.home).history)
 
 
 def _query(history: "History", sql: str, rows_max: int | None) -> tuple[list[str], list[tuple[Any, ...]]]:

@@ -124,12 +124,14 @@ def _shown(value: object) -> str:
 
 def history_of(context: typer.Context) -> "History":
     """This home's history. Raises `ConfigError` where no controller has ever run."""
+    from gridctl.control.settings import load_policy
     from gridctl.history import History
 
-    folder = Console.of(context).home.journal
+    home = Console.of(context).home
+    folder = home.journal
     if not folder.is_dir():
         raise ConfigError(f"there is no journal in {folder}: has a controller run in this home?")
-    return History(folder)
+    return History.of(home, load_policy(home).history)
 
 
 def _report(history: "History", incident: str) -> "Report":

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gridctl.cli.console import Console
 from gridctl.cli.output import as_json, emit, say
 from gridctl.cli.page import full
 from gridctl.cli.postmortem import Form, history_of, write_new
@@ -21,8 +22,10 @@ def review(
 
     Out of the history's files, without a controller.
     """
+    from gridctl.control.settings import load_policy
     from gridctl.history.report import markdown, page
     from gridctl.history.review.document import document
+    from gridctl.history.review.levels import levels
     from gridctl.history.review.source import read
     from gridctl.history.review.week import week as parsed
 
@@ -33,7 +36,10 @@ def review(
         raise typer.BadParameter(str(error)) from None
     if from_unix_s >= now_unix_s:
         raise typer.BadParameter(f"week {name} has not begun")
-    made = read(history_of(context), name, from_unix_s, until_unix_s, now_unix_s, [])
+    home, history = Console.of(context).home, history_of(context)
+    end_unix_s = min(until_unix_s, now_unix_s)
+    targets = levels(history, load_policy(home), home.questions, from_unix_s, end_unix_s)
+    made = read(history, name, from_unix_s, until_unix_s, now_unix_s, targets)
     if form is Form.json:
         text = as_json(full(made))
     else:
