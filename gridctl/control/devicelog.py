@@ -27,8 +27,8 @@ class DeviceLog:
         if device in known or len(known) < DEVICES_MAX:
             about = {name: text for name in _ABOUT if isinstance(text := record.v.get(name), str) and text}
             before = known[device].about if device in known else {}
-            if about.get("pci", "") in ("", before.get("pci")):
-                about = before | about
+            if all(about[n] == before[n] for n in ("pci", "uuid") if n in about and n in before):
+                about = before | about  # the same device
             known[device] = Sample(record.t_unix_s, values, about)
 
     def of(self, node: str) -> dict[str, Sample]:
