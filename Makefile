@@ -8,8 +8,8 @@ BIN := .venv/bin
 # Test files that run at a time. Processes of their own on two workers keep two cores busy.
 WORKERS ?= 2
 # A real Secret Service on a private bus, for the tests of the CA's key; a compiler, for the stubs of NVML and AMD SMI;
-# Prometheus, which judges the agent's page of metrics.
-TEST_PACKAGES := gnome-keyring dbus gcc libc6-dev prometheus
+# Prometheus, which judges the agent's page of metrics; Alertmanager, which gets notices.
+TEST_PACKAGES := gnome-keyring dbus gcc libc6-dev prometheus prometheus-alertmanager
 
 demo: .venv/ready
 	@$(BIN)/gridctl demo $(ARGS)
@@ -52,5 +52,5 @@ clean:
 	@if command -v dpkg >/dev/null && dpkg -s $(TEST_PACKAGES) >/dev/null 2>&1; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
 		&& { apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $(TEST_PACKAGES) >/dev/null; }; then :; \
-	else echo "left out: the tests with a real Secret Service, stubs of NVML and AMD SMI or Prometheus. To run them: apt-get install $(TEST_PACKAGES), as root" >&2; fi
+	else echo "left out: the tests with a real Secret Service, stubs of NVML and AMD SMI, Prometheus or Alertmanager. To run them: apt-get install $(TEST_PACKAGES), as root" >&2; fi
 	@touch $@

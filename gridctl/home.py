@@ -61,12 +61,37 @@ class Home:
         return self.config / "policy.toml"
 
     @property
+    def notify_file(self) -> Path:
+        """Who is told of incidents, and how."""
+        return self.config / "notify.toml"
+
+    @property
+    def questions(self) -> Path:
+        """The site's own questions of `gridctl ask`."""
+        return self.config / "questions"
+
+    @property
     def trust(self) -> Path:
         return self.config / "trust"
 
     @property
     def journal(self) -> Path:
         return self.state / "journal"
+
+    @property
+    def history(self) -> Path:
+        """Where the journal is sealed, and telemetry is kept, unless policy.toml says elsewhere."""
+        return self.state / "history"
+
+    @property
+    def spool(self) -> Path:
+        """What the nodes' streams tell, until it is compacted."""
+        return self.state / "spool"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Signed checkpoints of the journal's chain."""
+        return self.state / "checkpoints.jsonl"
 
     @property
     def evidence(self) -> Path:

@@ -32,6 +32,7 @@ from gridagent.telemetry import Source, open_source
 from gridagent.telemetry.beat import Beat
 from gridagent.telemetry.gpus import Gpus
 from gridagent.telemetry.metrics import Samples
+from gridagent.telemetry.polled import Polled
 from gridagent.telemetry.spool import Spool
 from gridagent.wire import Ask, NodeStatus
 
@@ -54,6 +55,9 @@ class Daemon:
         self._serial = chassis_serial(config)
         self.sources = {text: open_source(text, home, config.node, config.sysroot) for text in config.sources}
         self.spool = Spool(home.spool, config.node, self._boot, bytes_max=config.spool_bytes_max)
+        for source in self.sources.values():
+            if isinstance(source, Polled):
+                source.stored = self.spool.stored
         self.samples = Samples()
         self.launches = Launches(home.launch)
         successor = home.url_file.exists()
@@ -161,9 +165,12 @@ class Daemon:
         await self._service.stop()
         await runner.cleanup()
         await self.sessions.stop()
-        for task in tasks:
-            task.cancel()
-        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        ends: list[object] = []
+        writer = tasks.pop(1)
+        for group in (tasks, [writer]):  # sources wait at their end until the spool has what they told
+            for task in group:
+                task.cancel()
+            ends += await asyncio.gather(*group, return_exceptions=True)
         self.spool.close()
         self.log.close()
         for end in ends:

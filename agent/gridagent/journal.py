@@ -30,6 +30,7 @@ import msgspec
 GENESIS = "0" * 64
 SEGMENT_BYTES = 16 << 20
 
+LEAP_S = 30 * 86400.0  #: `verify` tells of a pause so long: a controller at work writes more often
 _SEGMENT_NAME = re.compile(r"\d{8}\.jsonl")
 _HASH_MEMBER = re.compile(rb',"hash":"([0-9a-f]{64})"}\n')
 _HASH_MEMBER_BYTES = 76
@@ -87,6 +88,11 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     torn_bytes: int = 0  #: bytes of an unfinished last line: not damage, the next open repairs it
     clock_back: int = 0  #: records older than the one before them: a note, not damage
     clock_back_first: int | None = None  #: seq of the first of these
+    clock_leaps: int = 0  #: records more than `LEAP_S` after the one before: nobody wrote, or a clock was set
+    clock_leaps_first: int | None = None  #: seq of the first of these
+    segment: str = ""  #: the segment in which the chain breaks
+    offset: int = 0  #: of the first bad line in it, in bytes
+    foreign: tuple[str, ...] = ()  #: what lies in the folder and is no part of a journal
 
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -325,28 +331,67 @@ def follow(directory: Path | str, after: int, wait: Callable[[], bool]) -> Itera
             return
 
 
+def segments(directory: Path | str, after: int = 0) -> list[Path]:
+    """The files that hold the records above `after`, in order; the first may begin below it."""
+    return _from(_segments(Path(directory)), after + 1)
+
+
+def sound(directory: Path | str, after: int, head: str) -> Iterator[tuple[Record, bytes]]:
+    """Records above `after` with their lines; each hash is checked, and the chain from `head` on.
+
+    `head` is the hash of record `after`. Raises `JournalDamaged` at the first that does not hold; all
+    before it were yielded. A torn last line is left out.
+    """
+    checker = _Checker(after, head)
+    files = segments(directory, after)
+    for path in files:
+        with path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n") and path is files[-1]:
+                    return
+                record = _parse(line)
+                if record is not None and record.seq <= after:
+                    continue
+                if what := checker.feed(line):
+                    raise JournalDamaged(f"{path}: {what}; run `gridctl journal verify`")
+                assert record is not None
+                yield record, line
+
+
 def verify(directory: Path | str) -> Verification:
     """Checks every byte of a journal: each hash, the chain, the order. Never raises for damage."""
     checker = _Checker()
     segments = _segments(Path(directory))
+    checker.foreign = _foreign(Path(directory))
     for path in segments:
+        offset = 0
         with path.open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n") and path is segments[-1]:
                     checker.torn_bytes = len(line)
                 elif what := checker.feed(line):
-                    return checker.result(f"{what} (in {path.name})")
+                    return checker.result(f"{what} (in {path.name})", path.name, offset)
+                offset += len(line)
     return checker.result("")
 
 
+def _foreign(directory: Path) -> tuple[str, ...]:
+    """Names in a journal's folder that are neither segments nor its lock."""
+    names = sorted(os.listdir(directory)) if directory.is_dir() else []
+    return tuple(name for name in names if not _SEGMENT_NAME.fullmatch(name) and name != "writer.lock")
+
+
 class _Checker:
-    def __init__(self) -> None:
-        self.records = 0
-        self.head = GENESIS
+    def __init__(self, records: int = 0, head: str = GENESIS) -> None:
+        self.records = records
+        self.head = head
         self.torn_bytes = 0
         self._t_unix_s = float("-inf")
         self._clock_back: list[int] = []
         self._clock_back_count = 0
+        self._leaps: list[int] = []
+        self._leaps_count = 0
+        self.foreign: tuple[str, ...] = ()
 
     def feed(self, line: bytes) -> str:
         """Takes the next line; returns what is wrong with it, or ""."""
@@ -365,10 +410,13 @@ class _Checker:
         if record.t_unix_s < self._t_unix_s:
             self._clock_back = self._clock_back or [record.seq]
             self._clock_back_count += 1
+        if self.records and record.t_unix_s > self._t_unix_s + LEAP_S:
+            self._leaps = self._leaps or [record.seq]
+            self._leaps_count += 1
         self.records, self.head, self._t_unix_s = record.seq, record.hash, record.t_unix_s
         return ""
 
-    def result(self, what: str) -> Verification:
+    def result(self, what: str, segment: str = "", offset: int = 0) -> Verification:
         return Verification(
             ok=not what,
             records=self.records,
@@ -378,6 +426,11 @@ class _Checker:
             torn_bytes=self.torn_bytes,
             clock_back=self._clock_back_count,
             clock_back_first=self._clock_back[0] if self._clock_back else None,
+            clock_leaps=self._leaps_count,
+            clock_leaps_first=self._leaps[0] if self._leaps else None,
+            segment=segment,
+            offset=offset,
+            foreign=self.foreign,
         )
 
 

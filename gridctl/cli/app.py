@@ -8,6 +8,9 @@ import typer
 
 from gridctl.cli import (
     about,
+    acts,
+    ask,
+    audit,
     collect,
     cordons,
     demo,
@@ -15,12 +18,16 @@ from gridctl.cli import (
     diagnose,
     doctor,
     freeze,
+    history,
     incidents,
     journal,
+    notify,
     policy,
+    postmortem,
     record,
     replay,
     reset,
+    review,
     risk,
     run,
     simulate,
@@ -73,10 +80,18 @@ def _tree() -> None:
     root.command()(freeze.thaw)
     root.command()(cordons.uncordon)
     root.command()(incidents.incidents)
+    for verb in (*acts.VERBS, *postmortem.VERBS):
+        incidents.app.command()(verb)
     root.add_typer(incidents.app, name="incident")
     root.add_typer(journal.app, name="journal")
+    root.add_typer(audit.app, name="audit")
+    root.add_typer(notify.app, name="notify")
+    root.add_typer(history.app, name="history")
+    root.command()(ask.ask)
+    root.command()(ask.sql)
     root.command()(diagnose.diagnose)
     root.command()(risk.risk)
+    root.command()(review.review)
     root.command()(collect.collect)
     root.command()(record.record)
     root.command()(replay.replay)

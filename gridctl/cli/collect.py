@@ -71,7 +71,10 @@ def _calls(console: Console, target: str) -> list[DryCall]:
     node = incidents.get(target, target)
     if node not in urls:
         raise Refused("unknown-node", f"there is no node or incident {target!r}; `gridctl nodes` lists nodes")
-    asked = DryCall(
-        step="collect", when="do", method="POST", url=f"{urls[node]}/v1/ops", kind="evidence.collect"
-    )
-    return [asked, DryCall(step="fetch", when="do", method="GET", url=f"{urls[node]}/v1/evidence/ID")]
+    return [
+        DryCall(step="collect", when="do", method="GET", url=f"{urls[node]}/v1/status"),
+        DryCall(
+            step="collect", when="do", method="POST", url=f"{urls[node]}/v1/ops", kind="evidence.collect"
+        ),
+        DryCall(step="fetch", when="do", method="GET", url=f"{urls[node]}/v1/evidence/ID"),
+    ]

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the command tree: `python -m gridctl.cli.docs`."""
+"""Writes docs/cli.md and docs/history-views.md, from commands and SQL: `python -m gridctl.cli.docs`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +8,19 @@ import typer.main
 
 from gridctl.cli.app import root
 from gridctl.cli.exits import MEANINGS
+from gridctl.history import VIEWS
+from gridctl.history.ask import Question, questions
+from gridctl.history.schema import meanings
 
 WIDTH = 100
+
+VIEWS_HEAD = """\
+# Views and saved questions
+
+Made by `python -m gridctl.cli.docs` from `views.sql` and `questions/` of `gridctl/history`; do not edit.
+[history.md](history.md) says how to ask. Units stand in the names: `_unix_s` seconds since 1970 UTC, `_s`
+seconds, `_ms` milliseconds, `_h` hours, `_bytes` bytes. What is not known is null.
+"""
 
 HEAD = """\
 # Command line
@@ -85,5 +96,24 @@ def _walk(command: Any, context: Any) -> Iterator[tuple[str, str]]:
         yield from _walk(sub, inner)
 
 
+def history() -> str:
+    """The whole file about views and questions."""
+    told = meanings()
+    views = "".join(_columns(view, told[view][0], told[view][1]) for view in VIEWS)
+    asked = "".join(_question(question) for question in questions(Path()).values())
+    return f"{VIEWS_HEAD}\n## Views\n{views}\n## Questions\n{asked}"
+
+
+def _question(question: Question) -> str:
+    about = f"{question.meaning} {question.computed}\n\nWhat it cannot know: {question.unknown}"
+    return _columns(question.name, f"{question.title}\n\n{about}", question.columns)
+
+
+def _columns(name: str, text: str, columns: dict[str, str]) -> str:
+    rows = "".join(f"| `{column}` | {meaning} |\n" for column, meaning in columns.items())
+    return f"\n### {name}\n\n{text[0].upper()}{text[1:]}\n\n| column | meaning |\n|---|---|\n{rows}"
+
+
 if __name__ == "__main__":
+    Path("docs/history-views.md").write_text(history(), encoding="utf-8")
     Path("docs/cli.md").write_text(document(), encoding="utf-8")

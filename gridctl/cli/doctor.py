@@ -34,12 +34,14 @@ CHECKS = (
 
 
 def doctor(context: typer.Context, output: Output = Format.table) -> None:
-    """Check home, certificates, controller, nodes and journal.
+    """Check home, certificates, journal, who is told of incidents, controller and nodes.
 
     Ends with 7 if something must be put right.
     """
     console = Console.of(context)
-    checks = [check for part in (_home, _trust, _journal, _live) for check in _guarded(part, console)]
+    checks = [
+        check for part in (_home, _trust, _journal, _people, _live) for check in _guarded(part, console)
+    ]
     present(listing(checks, CHECKS, ""), output)
     if any(check.state == "fail" for check in checks):
         raise typer.Exit(Exit.NOT_VERIFIED)
@@ -105,6 +107,18 @@ def _journal(console: Console) -> Iterator[Check]:
         yield Check(what="journal", state="ok", text=f"{found.records} records, head {found.head[:16]}{note}")
 
 
+def _people(console: Console) -> Iterator[Check]:
+    from gridctl.notify.config import load
+
+    file = console.home.notify_file
+    config = load(file)
+    if config.route:
+        text = f"{len(config.receiver)} receivers, {len(config.route)} routes in {file}"
+    else:
+        text = f"nobody is told of incidents: no route in {file} (docs/notify.md)"
+    yield Check(what="people", state="ok", text=text)
+
+
 def _live(console: Console) -> Iterator[Check]:
     from gridctl.control import connect
 
@@ -118,6 +132,9 @@ def _live(console: Console) -> Iterator[Check]:
         text = f"process {health['pid']}, {health['mode']}, version {health['version']}"
         same = health["version"] == gridctl.__version__
         yield Check(what="controller", state="ok" if same else "warn", text=text)
+        for late in controller.notify().late:
+            text = f"{late.receiver} was not told of {late.thread} in {late.attempts} attempts: {late.why}"
+            yield Check(what="people", state="warn", text=text)
         for node in controller.view("nodes", Node):
             yield from _node(node)
 

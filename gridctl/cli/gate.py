@@ -49,16 +49,16 @@ def consent(name: str, *, yes: bool, reason: str) -> Consent:
     if yes:
         return Consent(who=who(), reason=reason.strip(), yes=True)
     say(f"To confirm, type {name} (anything else changes nothing).")
-    typed = _ask("name: ")
+    typed = asked("name: ")
     if typed != name:
         raise Refused("not-confirmed", f"{typed!r} is not {name!r}; nothing was changed")
-    reason = reason.strip() or _ask("reason: ")
+    reason = reason.strip() or asked("reason: ")
     if not reason:
         raise Refused("not-confirmed", "a reason is needed, the journal keeps it; nothing was changed")
     return Consent(who=who(), reason=reason, typed=typed)
 
 
-def _ask(prompt: str) -> str:
+def asked(prompt: str) -> str:
     """Reads one line. The prompt goes to stderr: stdout is for data."""
     print(prompt, end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()

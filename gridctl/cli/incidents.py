@@ -20,6 +20,8 @@ INCIDENTS = (
     Column("job", lambda i: i.job),
     Column("opened_unix_s", lambda i: i.opened_unix_s, lambda t: f"{age(t)} ago"),
     Column("runs", lambda i: i.runs),
+    Column("acked_by", lambda i: i.acked_by),
+    Column("assigned_to", lambda i: i.assigned_to),
     Column("title", lambda i: i.title),
 )
 TIMELINE = (
@@ -45,9 +47,7 @@ def incidents(
     """Open incidents, the oldest first."""
     console = Console.of(context)
     read(
-        lambda: [
-            i for i in console.controller.view("incidents", Incident) if everything or i.state == "open"
-        ],
+        lambda: console.controller.view("incidents" if everything else "open-incidents", Incident),
         lambda found: listing(found, INCIDENTS, "no incidents" if everything else "no open incidents"),
         output,
         watch,
@@ -90,6 +90,12 @@ def _page(incident: Incident) -> Page:
         ("job", incident.job),
         ("opened", local(incident.opened_unix_s)),
         ("closed", local(incident.closed_unix_s) if incident.closed_unix_s else ""),
+        ("verdict", incident.verdict.replace("_", " ")),
+        ("part of", incident.merged_into),
+        ("parts", " ".join(incident.merged)),
+        ("in hand", incident.acked_by),
+        ("assigned to", incident.assigned_to),
+        *(("links" if not place else "", link["value"]) for place, link in enumerate(incident.links)),
         ("plans", " ".join(incident.plans)),
         ("runs", " ".join(incident.runs)),
         ("evidence", _evidence(incident)),

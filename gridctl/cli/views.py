@@ -137,9 +137,7 @@ def fleet(context: typer.Context, output: Output = Format.table, watch: Watch = 
             "spares_parked": sum(
                 spare.state == "parked" for spare in console.controller.view("spares", Spare)
             ),
-            "incidents_open": [
-                i.id for i in console.controller.view("incidents", Incident) if i.state == "open"
-            ],
+            "incidents_open": [i.id for i in console.controller.view("open-incidents", Incident)],
             "runs_not_ended": [run.id for run in running],
             "lease_holders": sorted({status.lease_holder for status in told if status.lease_holder}),
             "frozen": sorted({scope for status in told for scope in status.frozen}),

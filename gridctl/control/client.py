@@ -12,8 +12,9 @@ from gridctl.errors import ConfigError, GridctlError, Hangs, Refused, Unanswered
 from gridctl.home import Home
 from gridctl.model.evidence import Collected, Wanted
 from gridctl.model.fleet import Node
+from gridctl.model.notices import NotifyStatus, Silence, SilenceWanted
 from gridctl.model.plans import DryCall, Gate, Plan, Request
-from gridctl.model.runs import Run
+from gridctl.model.runs import Act, Incident, Run
 from gridctl.ports.lines import Lines
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Client:
         return self._ask("GET", "/v1/health", dict[str, Any])
 
     def view(self, what: str, kind: type[T]) -> list[T]:
-        """nodes, jobs, spares, incidents, plans, runs or risk, as the structs of model and assess."""
+        """nodes, jobs, spares, incidents, open-incidents, plans, runs, risk: structs of model and assess."""
         return self._ask("GET", f"/v1/view/{what}", list[kind])  # type: ignore[valid-type]
 
     def one(self, what: str, name: str, kind: type[T]) -> T:
@@ -117,9 +118,23 @@ class Client:
     def thaw(self, scope: str, gate: Gate) -> list[dict[str, str]]:
         return self._ask("POST", "/v1/thaw", list[dict[str, str]], {"scope": scope, "gate": gate}, FREEZE_S)
 
+    def notify(self) -> NotifyStatus:
+        """Who is told of incidents, what is late, and which silences hold."""
+        return self._ask("GET", "/v1/notify", NotifyStatus)
+
+    def silence(self, wanted: SilenceWanted) -> Silence:
+        return self._ask("POST", "/v1/silence", Silence, wanted)
+
+    def unsilence(self, name: str, gate: Gate) -> Silence:
+        return self._ask("POST", f"/v1/silence/{_path(name)}/end", Silence, gate)
+
     def collect(self, wanted: Wanted) -> Collected:
         """Takes evidence of a node, or of an incident's node."""
         return self._ask("POST", "/v1/evidence", Collected, wanted, EVIDENCE_S)
+
+    def act(self, incident: str, verb: str, act: Act) -> Incident:
+        """note, link, ack, assign, close, reopen or merge: the incident as it is then."""
+        return self._ask("POST", f"/v1/incident/{_path(incident)}/{verb}", Incident, act)
 
     def records(self, nodes: Sequence[str]) -> Iterator[bytes]:
         """Lines of GET /v1/records: a `Beginning`, then records, and an empty one every second."""

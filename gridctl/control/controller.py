@@ -17,10 +17,14 @@ from gridctl.control.autopilot import Autopilot
 from gridctl.control.cordons import uncordon
 from gridctl.control.devicelog import DeviceLog
 from gridctl.control.driver import Driver
+from gridctl.control.facts import journal_facts
 from gridctl.control.followers import Followers
 from gridctl.control.freezes import relay, relayed
+from gridctl.control.herald import Herald
+from gridctl.control.keeper import Keeper
 from gridctl.control.lease import FleetLease
 from gridctl.control.ledger import Ledger
+from gridctl.control.notary import Notary
 from gridctl.control.planner import make_plan
 from gridctl.control.poll import POLL_S, Poll
 from gridctl.control.sentinel import Sentinel, close_incident
@@ -64,8 +68,11 @@ class Controller:
         self.autopilot = Autopilot(self)
         self.sentinel = Sentinel(self.ledger, self.steps, self.autopilot.propose, detect_policy(self.policy))
         self.assessor = Assessor(self)
+        self.herald = Herald(self)
+        self.notary = Notary(self)
         self.poll = Poll(self.agents)
         self.taps = Taps(self._heard)
+        self.keeper = Keeper(home, self.taps)
         self.followers = Followers(self.agents, self.taps.feed)
         self._files = _stamps(home)
         self._misread = ""  #: what is wrong with the files since they were read
@@ -100,12 +107,16 @@ class Controller:
             self.sentinel.expect(known.handover, known.incident, run)
         self.poll.keep(self.fleet.node)
         await self.poll.first()
+        self.keeper.start()
         parts = (
             ("following the nodes", self._follow),
             ("tending the fleet's trust", self._tend_trust),
             ("passing a freeze on", self._relay_missed),
             ("taking up what was interrupted", self.autopilot.take_up),
             ("watching the time", self._let_time_pass),
+            ("telling people", self.herald.turn),
+            ("signing the journal", self.notary.turn),
+            ("keeping the history", self.keeper.turn),
         )
         self._turning = asyncio.create_task(turn_for_ever(parts, POLL_S))
 
@@ -124,8 +135,10 @@ class Controller:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.herald.close()
         await self.poll.close()
         await self.followers.close()
+        await self.keeper.close()
         await self.sentinel.close()
         await self.agents.close()
         self.ledger.close()
@@ -157,6 +170,7 @@ class Controller:
         self.refresh()
         self.sentinel.nodes_changed(self.nodes.values())
         self.followers.keep(self.nodes)
+        journal_facts(self.ledger, self.devices, self.nodes.values())
 
     async def _tend_trust(self) -> None:
         for act in self.trustee.acts():
@@ -217,7 +231,7 @@ class Controller:
 
     async def apply(self, plan_id: str, gate: Gate) -> Run:
         """Starts the run of a plan. Raises `Refused`; then nothing was changed."""
-        self._may_act()
+        self.may_act()
         self._refuse_unsound()
         async with self._applying:
             plan = self.ledger.plan(plan_id)
@@ -264,14 +278,14 @@ class Controller:
 
     async def uncordon(self, node: str, gate: Gate) -> Node:
         """Opens a repaired node for new work. Raises `Refused`."""
-        self._may_act()
+        self.may_act()
         self._refuse_unsound()
         async with self._applying:
             return await uncordon(self, node, gate)
 
     async def freeze(self, scope: str, gate: Gate, *, frozen: bool) -> list[dict[str, str]]:
         """Relays a freeze or thaw to all agents; those that miss it get it when they answer again."""
-        self._may_act()
+        self.may_act()
         gates.check_meant(scope, gate)
         what = "freeze" if frozen else "thaw"
         said = {"what": what, "scope": scope, "who": gate.who, "reason": gate.reason}
@@ -290,7 +304,8 @@ class Controller:
 
     # ----------------------------------------------------------------------------------------------
 
-    def _may_act(self) -> None:
+    def may_act(self) -> None:
+        """Raises `Refused` where this controller changes nothing."""
         if why := self.read_only:
             raise Refused("read-only", f"this controller changes nothing: {why}")
 
@@ -355,7 +370,7 @@ class Controller:
 
     def _confirmed(self, run: str, gate: Gate, verb: str) -> Plan:
         """The plan of a run that somebody means to steer. Raises `Refused`."""
-        self._may_act()
+        self.may_act()
         gates.check_meant(self.ledger.run(run).node, gate)
         return self._steerable(run, verb)
 

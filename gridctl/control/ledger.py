@@ -15,6 +15,7 @@ from gridctl.errors import GridctlError, Refused
 from gridctl.home import Home
 from gridctl.model.plans import Plan
 from gridctl.model.runs import ENDS, Incident, Run
+from gridctl.notify.duty import Past
 from gridctl.runbook import progress
 from gridctl.runbook.progress import Progress
 from gridctl.runbook.spares import Claims
@@ -34,11 +35,13 @@ class Ledger:
         self.driven: set[str] = set()  #: runs that this process has in hand
         self.incidents = Incidents()
         self.record = FleetRecord(tables())  #: faults, repairs and signals of each node
+        self.told = Past()  #: whom incidents were told to, and who wants silence
         self.freezes: dict[str, dict[str, Any]] = {}  #: scope -> the newest freeze or thaw of it
         self.owed: list[dict[str, Any]] = []  #: of freezes in force: what could not be written yet
         self.missed: dict[str, set[str]] = {}  #: scope -> nodes that this has not reached yet
         self.deaths: dict[str, Death] = {}  #: job -> the last death of one of its ranks
         self.steered: set[str] = set()  #: runs that a person has taken a hand in after they had begun
+        self.facts: dict[str, dict[str, Any]] = {}  #: node -> what it is, as journaled last
         self.said: set[tuple[Any, ...]] = set()  #: what was journaled of the stream: never twice
         self._news = asyncio.Event()
         try:
@@ -72,6 +75,11 @@ class Ledger:
     @property
     def seq(self) -> int:
         return self._journal.last_seq
+
+    @property
+    def head(self) -> str:
+        """Hash of the last record."""
+        return self._journal.head
 
     def append(self, kind: str, data: dict[str, Any]) -> Record:
         """Writes one record to the disk. Raises `Refused`: disk-full or journal; nothing may follow then."""
@@ -176,10 +184,13 @@ class Ledger:
             self.runs[data["run"]] = (plan_id, state)
         elif record.kind == "audit":
             self._take_audit(data)
+        elif record.kind == "facts":
+            self.facts[data["node"]] = data
         elif death := data.get("death"):
             self.deaths[data["job"]] = msgspec.convert(death, Death)
         if key := data.get("key"):
             self.said.add(tuple(key))
+        self.told.take(record.kind, data, record.t_unix_s)
         self.incidents.take(record)
         self.record.take(record.kind, data, record.t_unix_s)
 

@@ -92,6 +92,9 @@ async def _plan_reset(world: World, request: Request) -> Plan:
         incident = world.ledger.incident(request.incident)
         if incident.node != request.node:
             raise Refused("bad-request", f"incident {incident.id} is of {incident.node or 'several nodes'}")
+        if incident.state == "closed":
+            text = f"incident {incident.id} is closed, and its evidence is of then: leave --incident out"
+            raise Refused("bad-request", text)
     else:
         known = incidents.open_on(request.node) or incidents.open_for(request.node, "")
         what = f"{', '.join(request.devices)} of {request.node} reset" if request.devices else "a reboot"

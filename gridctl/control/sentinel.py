@@ -131,6 +131,8 @@ class Sentinel:
         for incident in self._ledger.incidents.all():
             if incident.state != "open" or incident.kind not in KINDS or not incident.job:
                 continue
+            if incident.reopened_by:
+                continue
             fate = self._standing.fate(incident.job, incident.node)
             if fate and not unended.intersection(incident.runs):
                 close_incident(self._ledger, incident.id, f"{incident.job}: {fate}")

@@ -12,13 +12,15 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from gridctl import __version__
-from gridctl.control import taps
+from gridctl.control import acts, taps
 from gridctl.control.controller import Controller
 from gridctl.control.evidence import collect
 from gridctl.errors import ConfigError, GridctlError, Refused
 from gridctl.model.evidence import Wanted
 from gridctl.model.fleet import jobs, spares
+from gridctl.model.notices import SilenceWanted
 from gridctl.model.plans import Gate, Request
+from gridctl.model.runs import Act
 
 T = TypeVar("T")
 
@@ -64,8 +66,12 @@ class Service:
                 web.post("/v1/plan", self._plan),
                 web.post("/v1/apply", self._apply),
                 web.post("/v1/run/" + _any("id") + "/{verb:abort|rollback|resume}", self._steer),
+                web.post("/v1/incident/" + _any("id") + "/{verb:" + "|".join(acts.VERBS) + "}", self._act),
                 web.post("/v1/node/" + _any("name") + "/uncordon", self._uncordon),
                 web.post("/v1/{verb:freeze|thaw}", self._freeze),
+                web.get("/v1/notify", self._notify),
+                web.post("/v1/silence", self._silence),
+                web.post("/v1/silence/" + _any("id") + "/end", self._unsilence),
                 web.post("/v1/stop", self._end),
             ]
         )
@@ -101,6 +107,7 @@ class Service:
             "jobs": lambda: jobs(nodes),
             "spares": lambda: spares(nodes),
             "incidents": ledger.incidents.all,
+            "open-incidents": ledger.incidents.open,
             "plans": lambda: list(ledger.plans.values()),
             "runs": ledger.all_runs,
             "risk": controller.assessor.all,
@@ -166,6 +173,12 @@ class Service:
         verbs = {"abort": controller.abort, "rollback": controller.rollback, "resume": controller.resume}
         return _json(await _to_the_end(verbs[request.match_info["verb"]](request.match_info["id"], gate)))
 
+    async def _act(self, request: web.Request) -> web.StreamResponse:
+        controller, about = self._controller, request.match_info
+        if why := controller.read_only:
+            raise Refused("read-only", f"this controller changes nothing: {why}")
+        return _json(acts.act(controller.ledger, about["id"], about["verb"], await _body(request, Act)))
+
     async def _freeze(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request, Freeze)
         frozen = request.match_info["verb"] == "freeze"
@@ -174,6 +187,18 @@ class Service:
     async def _uncordon(self, request: web.Request) -> web.StreamResponse:
         gate = await _body(request, Gate)
         return _json(await _to_the_end(self._controller.uncordon(request.match_info["name"], gate)))
+
+    async def _notify(self, request: web.Request) -> web.StreamResponse:
+        return _json(self._controller.herald.status())
+
+    async def _silence(self, request: web.Request) -> web.StreamResponse:
+        self._controller.may_act()
+        return _json(self._controller.herald.silence(await _body(request, SilenceWanted)))
+
+    async def _unsilence(self, request: web.Request) -> web.StreamResponse:
+        self._controller.may_act()
+        gate = await _body(request, Gate)
+        return _json(self._controller.herald.unsilence(request.match_info["id"], gate.who, gate.reason))
 
     async def _end(self, request: web.Request) -> web.StreamResponse:
         self._stop.set()

@@ -15,6 +15,8 @@ from gridctl.model.fleet import Node, jobs, several
 
 #: A reader that is further behind loses the newest; about 20 MB.
 KEPT_MAX = 20_000
+#: What a gap says that is a reader's own doing, and not an agent's.
+TOO_SLOW = "the reader was too slow"
 
 
 class Tap:
@@ -22,7 +24,7 @@ class Tap:
 
     def __init__(self, nodes: frozenset[str], before: Mapping[str, int]) -> None:
         """`nodes`: of these, all if empty. `before`: node -> the last record that is too old."""
-        self._nodes, self._before = nodes, before
+        self._nodes, self._before = nodes, dict(before)
         self._kept: deque[StreamRecord] = deque()
         self._dropped: dict[str, StreamRecord] = {}
         self._lost: dict[str, int] = {}
@@ -33,6 +35,7 @@ class Tap:
         node = record.node
         if (self._nodes and node not in self._nodes) or record.seq <= self._before.get(node, 0):
             return
+        self._before.pop(node, None)  # from now on all is new, also where the node's spool begins anew
         if len(self._kept) >= KEPT_MAX:
             self._dropped[node] = record
             self._lost[node] = self._lost.get(node, 0) + 1
@@ -51,7 +54,7 @@ class Tap:
 
     def _gaps(self) -> Iterator[StreamRecord]:
         for node, last in self._dropped.items():
-            v = {"last": last.seq, "records": self._lost[node], "text": "the reader was too slow"}
+            v = {"last": last.seq, "records": self._lost[node], "text": TOO_SLOW}
             yield StreamRecord(
                 seq=last.seq, boot=last.boot, t_unix_s=last.t_unix_s, node=node, kind="gap", v=v
             )
@@ -93,11 +96,11 @@ class Taps:
 
     def __init__(self, onward: Callable[[StreamRecord], None]) -> None:
         self._onward = onward
-        self._taps: set[Tap] = set()
+        self.taps: set[Tap] = set()  #: who reads now
 
     def feed(self, record: StreamRecord) -> None:
         """Takes one record."""
-        for tap in self._taps:
+        for tap in self.taps:
             tap.feed(record)
         self._onward(record)
 
@@ -105,8 +108,8 @@ class Taps:
     def open(self, nodes: frozenset[str], before: Mapping[str, int]) -> Iterator[Tap]:
         """A reader for as long as it lasts."""
         tap = Tap(nodes, before)
-        self._taps.add(tap)
+        self.taps.add(tap)
         try:
             yield tap
         finally:
-            self._taps.discard(tap)
+            self.taps.discard(tap)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
-from itertools import chain, combinations
+from itertools import chain
 from sys import intern
 from typing import Any
 
@@ -12,6 +12,7 @@ from gridagent.signals.values import number
 from gridagent.wire import StreamRecord
 from gridctl.detect.blind import Blind
 from gridctl.detect.device import Cleared, Device
+from gridctl.detect.grounds import grounds
 from gridctl.detect.heartbeat import Observers, Rhythm
 from gridctl.detect.kernel import KernelLog, suppressed, told_late
 from gridctl.detect.levels import Levels
@@ -32,7 +33,6 @@ from gridctl.model.findings import (
 )
 
 _WEIGHS = SEVERITIES.index("warning")
-_CRITICAL = SEVERITIES.index("critical")
 #: What a note begins and ends, and what that means for decisions.
 _HOLDING = {
     "drain": ("drain", "drained by a person"),
@@ -40,8 +40,6 @@ _HOLDING = {
     "reboot": ("reboot", "a planned reboot"),
 }
 _RELEASING = {"undrain": "drain", "maintenance_end": "maintenance"}
-#: No defect of the node itself: two of these are no ground to leave it.
-_NOT_THE_NODE = ("app", "config", "environment", "monitor")
 _GONE = ("node", "peer_unreachable", "heartbeat")
 #: The kernel's log, and what sources of GPUs say: NVML tells Xids in its form where no kernel log is read.
 _KERNEL_LOGS = ("kmsg", "nvml", "amdsmi")
@@ -432,67 +430,50 @@ class NodeWatch:
         return msgspec.structs.replace(found, preempt_job=False) if idle else found
 
     def _judge(self, t_unix_s: float) -> Iterator[Output]:
-        grounds, rule = self._grounds()
-        if grounds:
-            state, why = "faulty", [line for finding in grounds for line in finding.why]
+        found, rule = self._grounds()
+        if found:
+            state, why = "faulty", [line for finding in found for line in finding.why]
         elif weighing := [f for f in self.findings.values() if SEVERITIES.index(f.severity) >= _WEIGHS]:
             state, why, rule = "suspect", [line for f in weighing for line in f.why], weighing[0].rule
         else:
             state, why, rule = "healthy", ["nothing that weighs is known"], ""
         if state != self.verdict:
             yield self._verdict(t_unix_s, state, why, rule)
-        if grounds and not self._decided:
-            yield from self._decide(t_unix_s, grounds, "decisive" if rule != "two-layers" else rule)
-        self._calm = (not grounds or self._decided) and "settling" not in self.holds
+        if found and not self._decided:
+            yield from self._decide(t_unix_s, found, "decisive" if rule != "two-layers" else rule)
+        self._calm = (not found or self._decided) and "settling" not in self.holds
 
     def _grounds(self) -> tuple[list[Finding], str]:
-        """The findings that make the node faulty, the first cause first, and the rule; [] if none.
-
-        Never that it is gone: only a lasting silence (`tick`) decides that, and who has just spoken is not.
-        """
+        """See `grounds`. Not that it is gone: only a lasting silence decides that, and who speaks is not."""
         present = [finding for key, finding in self.findings.items() if key != _GONE]
-        decisive = [finding for finding in present if finding.preempt_job]
-        if decisive:
-            return decisive, decisive[0].rule
-        grave = [
-            finding
-            for finding in present
-            if SEVERITIES.index(finding.severity) >= _CRITICAL and finding.fault not in _NOT_THE_NODE
-        ]
-        window_s = self._policy.thresholds.two_layers.window_s
-        for one, other in combinations(grave, 2):
-            together = one.device == other.device or "node" in (one.device, other.device)
-            near = abs(one.t_unix_s - other.t_unix_s) <= window_s
-            if one.layer != other.layer and together and near:
-                return [one, other], "two-layers"
-        return [], ""
+        return grounds(present, self._policy.thresholds.two_layers.window_s)
 
-    def _decide(self, t_unix_s: float, grounds: list[Finding], rule: str) -> Iterator[Output]:
-        cause = grounds[0]
+    def _decide(self, t_unix_s: float, found: list[Finding], rule: str) -> Iterator[Output]:
+        cause = found[0]
         if self.holds:
             why = f"the node is held: {', '.join(self.holds.values())}"
             yield from self._once(suppressed(cause, why, rule="held"))
             return
-        if refusal := self._gate(t_unix_s, self.facts, grounds, rule):
+        if refusal := self._gate(t_unix_s, self.facts, found, rule):
             held_back = suppressed(cause, refusal[1], rule=refusal[0])
             yield from self._once(msgspec.structs.replace(held_back, t_unix_s=t_unix_s))
             return
         self._decided = True
-        actions = [f.action for f in grounds if f.preempt_job and f.device == cause.device]
-        others = [f for f in self.findings.values() if f not in grounds and f.device == cause.device]
+        actions = [f.action for f in found if f.preempt_job and f.device == cause.device]
+        others = [f for f in self.findings.values() if f not in found and f.device == cause.device]
         yield Decision(
             t_unix_s=t_unix_s,
             node=self.facts.name,
             device=cause.device,
             kind=cause.kind,
-            severity=max((f.severity for f in grounds), key=SEVERITIES.index),
+            severity=max((f.severity for f in found), key=SEVERITIES.index),
             action=reduce(stronger, actions, cause.action),
             preempt_job=not self.facts.spare,
             when="before_admission" if self.facts.spare else "now",
-            why=[line for finding in [*grounds, *others] for line in finding.why],
+            why=[line for finding in [*found, *others] for line in finding.why],
             rule=rule,
             decision="quarantine" if self.facts.spare else "swap_now",
-            rules=[finding.rule for finding in [*grounds, *others]],
+            rules=[finding.rule for finding in [*found, *others]],
         )
 
     def _verdict(self, t_unix_s: float, state: str, why: list[str], rule: str) -> Verdict:

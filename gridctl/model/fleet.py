@@ -34,6 +34,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     t_unix_s: float  #: by the node's clock
     values: dict[str, Any]
+    about: dict[str, str] = {}  #: which device it is: uuid, pci and so on, as far as that was told
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,6 +86,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     precheck: str = ""  #: name of a check in `gridctl.runbook.checks`, "" for none
     verify: str = ""  #: likewise, after the calls
     inverse: list[Call] = []
+    stays_after: str = ""  #: name of a later step: once its calls may have had an effect, this is not undone
     deadline_s: float = 60.0
     hasty: bool = False  #: long calls that turning back ends: turned back at the first failure, not the last
     commits: bool = False  #: the point of no return: how it ended is asked for until it is known

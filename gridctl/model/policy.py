@@ -36,6 +36,34 @@ class Caps(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("caps: fleet_hour_max is below fleet_hour_min")
 
 
+class Kept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long telemetry is kept how fine, `[history]`: every second, then every minute, then every hour."""
+
+    store: str = ""  #: where: a folder or the URL of object storage; empty: beside the journal
+    seconds_h: float = 48.0
+    minutes_d: float = 90.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds_h <= self.minutes_d * 24:
+            raise ValueError("history: seconds_h must be above 0, and no longer than minutes_d")
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the fleet's operators promise, `[slo]`: each target is the share that must be good."""
+
+    recover_s: float = 600.0  #: from what an incident began with until its ranks have moved
+    recover_target: float = 0.95
+    pause_ms: float = 1000.0  #: for how long a job stands still for a hand-over
+    pause_target: float = 0.99
+    swap_target: float = 0.99  #: of all swaps that were begun: done
+    preemption_target: float = 0.9  #: of all preemptions that people have judged: a true fault
+
+    def __post_init__(self) -> None:
+        targets = (self.recover_target, self.pause_target, self.swap_target, self.preemption_target)
+        if not all(0 < target < 1 for target in targets) or min(self.recover_s, self.pause_ms) <= 0:
+            raise ValueError("slo: targets are between 0 and 1, and limits above 0")
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rules for hand-overs. A misspelt name in the file is an error, not a silent default."""
 
@@ -52,6 +80,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     window_h: float = 24.0  #: hours until what may wait is done: the alternative to acting now
     recovery_h: float = 0.0  #: hours that a job needs after a crash; 0: the published median
     caps: Caps = Caps()
+    history: Kept = Kept()
+    slo: Slo = Slo()
 
     def __post_init__(self) -> None:
         if not 0 <= self.window_h <= 24 * 30 or not 0 <= self.recovery_h <= 24 * 30:

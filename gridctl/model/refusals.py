@@ -55,6 +55,6 @@ MEANINGS: dict[str, str] = {
     "out-of-band": "after the swap a loss or a gradient norm left the band of the steps before",
     "step-failed": "a step of the run failed",
     "aborted": "stopped by an operator",
-    "not-now": "the run is in a state in which this cannot be asked for",
+    "not-now": "the run or the incident is in a state in which this cannot be asked for",
     "bad-request": "the request is not understood",
 }

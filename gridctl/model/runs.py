@@ -5,7 +5,9 @@ Data of the journal's records, by kind (all carry `incident` where there is one)
     finding   a finding of `gridctl.detect`
     decision  a decision of `gridctl.detect`, also a suppressed one; type choice: a `Choice` of
               `gridctl.assess` about the node of an incident, with "p_24h" and "basis"
-    incident  {"incident", "state": open|closed, "kind", "node", "job", "title"}
+    incident  {"incident", "state": open|closed, "kind", "node", "job", "title"}; a person's also has
+              "who", "reason", and closed "verdict" (true_fault|false_alarm|unknown) or "merged_into" (an
+              incident)
     plan      {"incident", "plan": Plan}
     gate      {"incident", "plan": ID, "run", "digest", "who", "reason", "typed", "yes"}
     run       {"incident", "run", "plan": ID, "node", "job", "state", "code", "text", "who"}
@@ -15,6 +17,13 @@ Data of the journal's records, by kind (all carry `incident` where there is one)
               "text", "code", "file", "bytes", "sha256", "taken_unix_s"}: a collection, before and after it
     audit     {"what", "who", "reason", ...}: freeze, thaw, abort, rollback, resume, uncordon, acts of trust,
               join; relayed {"scope", "missed": [node], "refused": [node]}: what came of a freeze or thaw
+    audit     {"what": note|link|ack|assign, "incident", "who", "reason", "value"}: a person's doing; `value`
+              is the link's address or who it is assigned to, a note's words are its reason
+    notice    {"incident", "thread", "route", "receiver", "event", "incidents", "escalation", "state":
+              sent|failed|given-up, "text"}: what was told to whom (`gridctl.notify.duty`)
+    facts     {"node", "rack", "node_class", "nvlink_domain", "cooling_zone", "driver", "gpu_model", "gpus",
+              "serial", "boot_id", "version", "spare", "jobs": {job: [rank]}, "devices": {device: {"uuid",
+              "serial", "pci", "name"}}}: what a node is, once and whenever something of it changes
     note      {"incident", "run", "node", "phase", "handover", "detail"}: a phase that an agent told of
 
 States of a run: running, held (stopped, needs a person), and the ends done, aborted, rolled-back, failed.
@@ -78,6 +87,14 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     job: str = ""
     opened_unix_s: float = 0.0
     closed_unix_s: float = 0.0
+    acked_by: str = ""  #: who has it in hand, the last one who said so since it was opened
+    assigned_to: str = ""
+    reopened_by: str = ""  #: a person, so that only a person or a run that is done closes it again
+    verdict: str = ""  #: true_fault, false_alarm or unknown: a person's word; "": nobody's yet
+    merged_into: str = ""  #: the incident that this one is a part of, in a person's words
+    merged: list[str] = []  #: incidents that were merged into this one
+    notes: list[dict[str, Any]] = []  #: of people, the oldest first: t_unix_s, who, reason (the note's words)
+    links: list[dict[str, Any]] = []  #: likewise; value is the address
     findings: list[dict[str, Any]] = []
     decision: dict[str, Any] = {}
     choice: dict[str, Any] = {}  #: what ought to be done and what each alternative costs, as it was last
@@ -85,3 +102,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[str] = []
     evidence: list[dict[str, Any]] = []  #: the newest audit of every collection, the oldest first
     timeline: list[Moment] = []
+
+
+class Act(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/incident/ID/VERB: what a person does to an incident, see `gridctl.control.acts`."""
+
+    who: str
+    reason: str  #: why; of a note, its words
+    value: str = ""  #: link: the address; assign: to whom; close: the verdict; merge: into which incident

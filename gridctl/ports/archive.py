@@ -1,12 +1,20 @@
-"""Archives of evidence as files here: written a part at a time, kept only if they are what the node said."""
+"""Archives of evidence as files here: written a part at a time, kept only if they are what the node said.
 
+What is in them is read again only if it is what the journal says.
+"""
+
+import contextlib
 import hashlib
 import os
+import secrets
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from gridagent.wire import Evidence
+import msgspec
+
+from gridagent.wire import Evidence, StreamRecord
 
 #: What a node may send, and what it may unpack to, whatever it says of itself.
 BYTES_MAX = 1 << 30
@@ -25,7 +33,7 @@ class ArchiveFile:
             raise NotAsTold(f"an archive of {told.bytes} bytes is taken from nobody")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path, self._told = path, told
-        self._part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        self._part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")  # two may fetch it at once
         self._file: BinaryIO = os.fdopen(
             os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w+b"
         )
@@ -56,7 +64,8 @@ class ArchiveFile:
 
     def drop(self) -> None:
         """Leaves nothing behind, unless it was kept."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk does not take what was not written yet
+            self._file.close()
         self._part.unlink(missing_ok=True)
 
 
@@ -86,3 +95,28 @@ def _digest(content: IO[bytes]) -> str:
             raise NotAsTold(f"it unpacks to more than {BYTES_MAX} bytes")
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def spooled(path: Path, sha256: str) -> list[StreamRecord]:
+    """What a node has told within the hour before an archive of it was taken, in order.
+
+    Raises `OSError` where the file is not there, `NotAsTold` where it is another than the journal says.
+    """
+    with path.open("rb") as file:
+        if (digest := _digest(file)) != sha256:
+            raise NotAsTold(f"{path} has digest {digest[:12]}, the journal says {sha256[:12]}")
+        file.seek(0)
+        try:
+            with tarfile.open(fileobj=file, mode="r:gz") as archive:
+                found = [member for member in archive if member.name == "spool.jsonl"]
+                content = archive.extractfile(found[0]) if found else None
+                return [*_records(content)] if content else []
+        except (tarfile.TarError, EOFError) as error:
+            raise NotAsTold(f"{path} is no archive: {error}") from None
+
+
+def _records(lines: IO[bytes]) -> Iterator[StreamRecord]:
+    decode = msgspec.json.Decoder(StreamRecord).decode
+    for line in lines:
+        with contextlib.suppress(msgspec.MsgspecError):  # cut off where it was too much
+            yield decode(line)

@@ -33,7 +33,9 @@ def dry_rest(plan: Plan, progress: Progress, urls: Mapping[str, str], *, back: b
     shown: list[DryCall] = []
     if back or progress.undoing:
         for step in reversed(plan.steps):
-            if step.name in progress.started and step.name not in progress.undone:
+            if step.name not in progress.started or step.name in progress.undone:
+                continue
+            if not progress.stays(step, plan):
                 left = [call for call in step.inverse if not progress.needless(call)]
                 shown += _back(msgspec.structs.replace(step, inverse=left), urls)
         return shown
@@ -82,6 +84,8 @@ def _calls(step: str, when: str, call: Call, urls: Mapping[str, str]) -> Iterato
         yield DryCall(
             step=step, when=when, method="GET", url=f"{urls.get(launch['node'], '')}/v1/launch?{query}"
         )
+    if call.kind == "evidence.collect":  # asked before whether the node answers
+        yield DryCall(step=step, when=when, method="GET", url=f"{call.url}/v1/status")
     yield DryCall(
         step=step,
         when=when,

@@ -348,8 +348,11 @@ def _turn_back(state: RunState, code: str, text: str, end: str) -> Advance:
 def _undo_next(state: RunState) -> Advance:
     progress = state.progress
     for name in reversed(progress.started):
-        inverse = _step(state.plan, name).inverse
+        step = _step(state.plan, name)
+        inverse = step.inverse
         if name in progress.undone or name in progress.leftover or not inverse:
+            continue
+        if progress.stays(step, state.plan):
             continue
         if any(call.undoes and call.undoes[0] in progress.leftover for call in inverse):
             continue  # whether there is anything to be undone is not known yet

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from gridctl.model.plans import Call, Plan
+from gridctl.model.plans import Call, Plan, Step
 from gridctl.model.runs import ENDS, Run, StepRun
 
 
@@ -37,6 +37,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     def needless(self, call: Call) -> bool:
         """Whether what this call would undo never took place."""
         return bool(call.undoes) and call.undoes[1] in self.idle.get(call.undoes[0], ())
+
+    def stays(self, step: Step, plan: Plan) -> bool:
+        """Whether a step is not undone, since the one after which it stays may have had an effect."""
+        later = next((other for other in plan.steps if other.name == step.stays_after), None)
+        if later is None or later.name not in self.started:
+            return False
+        return len(self.idle.get(later.name, ())) < len(later.calls)
 
 
 def fold(progress: Progress, kind: str, data: dict[str, Any], t_unix_s: float) -> Progress:

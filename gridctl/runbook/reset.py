@@ -82,7 +82,7 @@ def build(
             devices=request.devices,
             created_unix_s=now_unix_s,
             expires_unix_s=now_unix_s + policy.plan_expiry_s,
-            steps=list(_steps(request, node, collects=collects)),
+            steps=list(_steps(request, node, samples, collects=collects)),
             relied_on=basis.of_node(node.name, nodes),
             action=action,
             waiver=request.waiver,
@@ -133,10 +133,15 @@ def _kind(devices: list[str]) -> str:
     return "gpu" if devices else "reboot"
 
 
+def _which(sample: Sample) -> dict[str, str]:
+    """What tells this GPU from all others, as far as its driver has told it."""
+    return {name: sample.about[name] for name in ("uuid", "pci") if name in sample.about}
+
+
 # --------------------------------------------------------------------------------------------------
 
 
-def _steps(request: Request, node: Node, *, collects: bool) -> Iterator[Step]:
+def _steps(request: Request, node: Node, samples: Mapping[str, Sample], *, collects: bool) -> Iterator[Step]:
     def call(kind: str, deadline_s: float, **args: str) -> Call:
         return Call(node=node.name, url=node.url, kind=kind, args=args, deadline_s=deadline_s)
 
@@ -151,6 +156,7 @@ def _steps(request: Request, node: Node, *, collects: bool) -> Iterator[Step]:
             calls=[call("node.cordon", 30.0, reason=f"gridctl reset: {what}")],
             verify="cordoned",
             inverse=[call("node.uncordon", 15.0)],
+            stays_after="reset",
             deadline_s=45.0,
         )
     if collects:
@@ -161,7 +167,9 @@ def _steps(request: Request, node: Node, *, collects: bool) -> Iterator[Step]:
             deadline_s=EVIDENCE_S,
             hasty=True,
         )
-    reset = {"boot": status_of(node).boot_id, **({"device": request.devices[0]} if request.devices else {})}
+    reset = {"boot": status_of(node).boot_id}
+    if request.devices:  # a number may be another GPU's once the agent has begun anew
+        reset |= {"device": request.devices[0], **_which(samples[request.devices[0]])}
     yield Step(
         name="reset",
         text=f"{what}, by the command in its agent.toml; there is no way back",
@@ -191,7 +199,9 @@ def _notes(
         yield f"no evidence of {incident.id} was taken yet: it is taken first, or nothing is reset"
     if action == REBOOT:
         yield "a process that was started neither with `gridagent exec` nor `park` is not seen, and ends"
-    elif recovery := _recovery(samples[request.devices[0]]):
+    if request.devices and (which := _which(samples[request.devices[0]])):
+        yield f"{request.devices[0]} is {' at '.join(which.values())}"
+    if request.devices and (recovery := _recovery(samples[request.devices[0]])):
         yield f"the driver asks for recovery action {recovery:g} of {request.devices[0]}"
     if status.cordoned:
         yield f"{node.name} is cordoned by {status.cordon_owner or 'somebody'} ({status.cordon_reason})"
@@ -225,7 +235,8 @@ def _carried_out(context: Context) -> Problem | None:
     report = msgspec.convert(context.values[0], ResetReport)
     if report.status in (0, None) or _has_booted(context):
         return None
-    known = "" if report.text.startswith("not begun") else " What it has done is not known"
+    begun = not report.text.startswith("not begun")
+    known = " What it has done is not known, so the node stays cordoned" if begun else ""
     ended = f"ended by signal {-report.status}" if report.status < 0 else f"ended with status {report.status}"
     text = f"the command on {context.plan.node} {ended}: {report.text or 'it said nothing'}.{known}"
     return Problem("reset-failed", text, final=report.status > 0 or bool(context.plan.devices))
@@ -242,6 +253,9 @@ def _gpu_back(context: Context) -> Problem | None:
     sample = context.samples.get(device)
     if sample is None or sample.t_unix_s <= since_unix_s:
         return _not_back(f"{device} of {status.node} has told nothing since")
+    asked_of = _reset_call(context.plan).args
+    if any(asked_of.get(name, known) != known for name, known in _which(sample).items()):
+        return _not_back(f"{device} of {status.node} is another GPU now")
     values = sample.values
     if values.get("lost"):
         return _not_back(f"{device} of {status.node} is lost")
@@ -312,8 +326,11 @@ def _answers(context: Context) -> NodeStatus | None:
 
 def _boot_before(plan: Plan) -> str:
     """The boot in which the reset is to take place, as its call says."""
-    calls = [call for step in plan.steps for call in step.calls if call.kind == "node.reset"]
-    return str(calls[0].args["boot"])
+    return str(_reset_call(plan).args["boot"])
+
+
+def _reset_call(plan: Plan) -> Call:
+    return next(call for step in plan.steps for call in step.calls if call.kind == "node.reset")
 
 
 def _has_booted(context: Context) -> bool:

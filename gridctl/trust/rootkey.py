@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidTag
@@ -18,11 +17,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from gridagent.identity import write_file
-from gridctl.trust import certificates
-from gridctl.trust.errors import KeyringIsLocked, KeyringUnavailable, TrustError
-
-if TYPE_CHECKING:
-    from keyring.backend import KeyringBackend
+from gridctl.trust import certificates, keyrings
+from gridctl.trust.errors import KeyringUnavailable, TrustError
 
 #: Asks for a passphrase; the text says what for.
 Ask = Callable[[str], str]
@@ -30,16 +26,6 @@ Ask = Callable[[str], str]
 ENCRYPTED_FILE = "root.key.enc"
 PASSPHRASE_CHARS_MIN = 12
 _SERVICE = "gridctl root key"
-#: Keyrings that encrypt at rest and are opened by the user's login. Anything else is refused.
-_BACKENDS = frozenset(
-    {
-        "keyring.backends.SecretService.Keyring",
-        "keyring.backends.libsecret.Keyring",
-        "keyring.backends.kwallet.DBusKeyring",
-        "keyring.backends.macOS.Keyring",
-        "keyring.backends.Windows.WinVaultKeyring",
-    }
-)
 #: 128 MiB and about half a second for each guess.
 _SCRYPT = {"n": 1 << 17, "r": 8, "p": 1}
 
@@ -79,62 +65,29 @@ def load(folder: Path, ca: x509.Certificate, ask: Ask | None) -> certificates.Ke
 # Keyring
 
 
-def _backend() -> "KeyringBackend":
-    """The keyring to use. Raises `KeyringUnavailable` where it is none of the known, encrypted ones."""
-    import keyring
-    from keyring.backends.chainer import ChainerBackend
-
-    chosen = keyring.get_keyring()
-    candidates = list(chosen.backends) if isinstance(chosen, ChainerBackend) else [chosen]
-    for backend in candidates:
-        if _name(backend) in _BACKENDS:
-            return backend
-    names = ", ".join(map(_name, candidates))
-    if names in ("keyring.backends.fail.Keyring", ""):
-        raise KeyringUnavailable("no keyring service runs here")
-    raise KeyringUnavailable(f"the keyring {names} is not one that may hold a root key")
-
-
-def _name(backend: "KeyringBackend") -> str:
-    return f"{type(backend).__module__}.{type(backend).__qualname__}"
-
-
 def _account(ca: x509.Certificate) -> str:
     return f"SHA256:{ca.fingerprint(hashes.SHA256()).hex()}"
 
 
 def _store_in_keyring(ca: x509.Certificate, key: certificates.Key) -> str:
-    backend, text = _backend(), certificates.key_pem(key).decode()
-    _with(backend, lambda: backend.set_password(_SERVICE, _account(ca), text))
-    if _with(backend, lambda: backend.get_password(_SERVICE, _account(ca))) != text:
-        raise TrustError(f"the keyring {_name(backend)} did not give back the key that was put into it")
-    return _name(backend)
+    backend, text = keyrings.backend(), certificates.key_pem(key).decode()
+    keyrings.call(backend, lambda: backend.set_password(_SERVICE, _account(ca), text))
+    if keyrings.call(backend, lambda: backend.get_password(_SERVICE, _account(ca))) != text:
+        raise TrustError(
+            f"the keyring {keyrings.name(backend)} did not give back the key that was put into it"
+        )
+    return keyrings.name(backend)
 
 
 def _load_from_keyring(ca: x509.Certificate) -> bytes:
-    backend = _backend()
-    text = _with(backend, lambda: backend.get_password(_SERVICE, _account(ca)))
+    backend = keyrings.backend()
+    text = keyrings.call(backend, lambda: backend.get_password(_SERVICE, _account(ca)))
     if text is None:
         raise TrustError(
-            f"the keyring {_name(backend)} has no root key for {_account(ca)[:23]}...: was the fleet made"
-            " by another user or on another machine?"
+            f"the keyring {keyrings.name(backend)} has no root key for {_account(ca)[:23]}...: was the fleet"
+            " made by another user or on another machine?"
         )
     return str(text).encode()
-
-
-def _with(backend: "KeyringBackend", act: Callable[[], Any]) -> Any:
-    """Runs one call of a backend; whatever it raises becomes an error of ours."""
-    from keyring.errors import KeyringLocked
-
-    try:
-        return act()
-    except KeyringLocked as error:
-        raise KeyringIsLocked(
-            f"the keyring is locked ({error}): unlock it (log in on the desktop, or start the keyring"
-            " daemon with its password) and run this again"
-        ) from None
-    except Exception as error:  # backends raise their own: D-Bus, secretstorage, OS errors
-        raise KeyringUnavailable(f"the keyring {_name(backend)} failed ({error})") from None
 
 
 # --------------------------------------------------------------------------------------------------

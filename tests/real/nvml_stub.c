@@ -1,5 +1,6 @@
 /* A libnvidia-ml.so.1 without GPUs, for tests; see gpu_stub.h. Of its own:
  *
+ *   garbled                1: the driver's version is no text
  *   event                  "GPU XID GPU_INSTANCE COMPUTE_INSTANCE": told once, then the file is removed
  *
  * Compiled with -DFIXED it has no events.
@@ -55,7 +56,12 @@ Return nvmlDeviceGetCount_v2(U *count) {
     return r;
 }
 
-Return nvmlSystemGetDriverVersion(char *out, U size) { snprintf(out, size, "999.10"); return OK; }
+Return nvmlSystemGetDriverVersion(char *out, U size) {
+    long long garbled;
+    Return r = answer("garbled", 0, &garbled);
+    snprintf(out, size, garbled ? "999\xff" : "999.10");
+    return r;
+}
 
 Return nvmlDeviceGetHandleByIndex_v2(U index, Device *out) {
     long long value;

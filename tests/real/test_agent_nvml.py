@@ -119,6 +119,23 @@ def test_what_is_not_supported_is_null_and_no_error(stub: Stub, code: int) -> No
     listening(test)
 
 
+def test_what_the_driver_marks_as_no_value_is_none_in_every_unit(stub: Stub) -> None:
+    stub.set("garbled", 1)
+    for name in ("power_mw", "power_limit_mw"):
+        stub.set(f"0/{name}", 0xFFFFFFFF)
+    for name in ("mem_used", "sbe", "throttle"):
+        stub.set(f"0/{name}", -1)
+
+    async def test(heard: Heard) -> None:
+        assert await heard.says("GPUs are read") == "nvml: 1 GPUs are read"
+        v = (await heard.sample())["v"]
+        none = {"power_w", "power_limit_w", "mem_used_mib", "ecc_sbe_total", "throttle"}
+        assert {name for name, value in v.items() if value is None} == none
+        assert v["mem_total_mib"] == 81920
+
+    listening(test)
+
+
 def test_an_unknown_error_is_null_and_told_once(stub: Stub) -> None:
     stub.set("0/power_mw", "!999")
     stub.set("0/temp", 0xFFFFFFFF)

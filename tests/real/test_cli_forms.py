@@ -30,6 +30,7 @@ ELSEWHERE = {
     "demo",
     "detect score",
     "reset apply",
+    "incident compare",
 }
 
 

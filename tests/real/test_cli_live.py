@@ -29,6 +29,18 @@ def fleet() -> Iterator[SwapFleet]:
         yield made
 
 
+def test_what_nodes_are_is_in_the_history(fleet: SwapFleet) -> None:
+    gridctl(fleet.root, "nodes")
+    query = "SELECT node, rack, serial, spare FROM nodes WHERE serial IS NOT NULL ORDER BY node"
+    wait_for("facts of both nodes", lambda: len(data(fleet.root, "sql", query)) == 2)
+    before = data(fleet.root, "sql", "SELECT count(*) AS n FROM events WHERE kind = 'facts'")
+    found = {its["name"]: its for its in data(fleet.root, "nodes")}
+    for row in data(fleet.root, "sql", query):
+        assert row["rack"] == found[row["node"]]["rack"]
+        assert row["spare"] is False
+    assert data(fleet.root, "sql", "SELECT count(*) AS n FROM events WHERE kind = 'facts'") == before
+
+
 READING = [
     *(
         "fleet",

@@ -3,12 +3,29 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 from command_line import OnTerminal, data, gridctl
 from swap_fleet import parked, swap_fleet, training
 
 from gridctl.cli.exits import Exit
+
+
+def looks_at_its_report(home: Path, incident: str) -> None:
+    """Reads it, says what the incident was, and finds that in the page."""
+    shown = gridctl(home, "incident", "report", incident).stdout
+    for words in ("corrected errors climb", "parameters", "uncordon n2", "before step"):
+        assert words in shown, words
+    gridctl(home, "incident", "close", incident, "--verdict", "true-fault", "--yes", "--reason", "a DIMM")
+    page = home / "report.html"
+    gridctl(home, "incident", "report", incident, "-f", "html", "--out", str(page))
+    assert "true fault" in page.read_text()
+
+
+def left_to_do(home: Path, incident: str) -> list[str]:
+    found = json.loads(gridctl(home, "incident", "report", incident, "-f", "json").stdout)
+    return [its["what"] for its in found["follow_ups"]]
 
 
 def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
@@ -50,6 +67,7 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         incident = data(root, "incident", "show", run["incident"])
         assert (incident["state"], incident["runs"]) == ("closed", [run["id"]])
         assert any("corrected errors climb" in moment["what"] for moment in incident["timeline"])
+        looks_at_its_report(root, incident["id"])
         for again, words in (
             (["swap", "apply", plan["id"]], f"was applied as run {run['id']}"),
             (["run", "rollback", run["id"]], "was committed and is done"),
@@ -68,6 +86,7 @@ def test_a_person_moves_a_rank_and_looks_at_it_afterwards() -> None:
         parked(client)
         assert data(root, "swap", "plan", "n3")["moves"][0]["target"]["node"] == "n2", "it is a spare again"
         client.stop()
+        assert not any("cordoned" in what for what in left_to_do(root, incident["id"])), "its repair is known"
         assert data(root, "journal", "verify")["ok"] is True
 
 

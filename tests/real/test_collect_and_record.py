@@ -34,7 +34,7 @@ def audits(fleet: SwapFleet) -> list[dict[str, Any]]:
 def test_evidence_of_a_node_is_fetched_checked_and_journaled(fleet: SwapFleet) -> None:
     fleet.nodes("n1", "n2")
     calls = data(fleet.root, "collect", "n1", "--dry-run")
-    assert [call["url"].partition("/v1/")[2] for call in calls] == ["ops", "evidence/ID"]
+    assert [call["url"].partition("/v1/")[2] for call in calls] == ["status", "ops", "evidence/ID"]
     assert audits(fleet) == []
     out = fleet.root / "here"
     found = json.loads(gridctl(fleet.root, "collect", "n1", "--out", str(out), "-o", "json").stdout)

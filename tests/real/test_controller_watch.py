@@ -12,6 +12,9 @@ from swap_fleet import SwapFleet, ended, gate, parked, swap_fleet, training, wai
 
 from gridagent.journal import Tail, read
 from gridctl.control.client import Client
+from gridctl.history import History
+from gridctl.history.report.derive import report
+from gridctl.history.report.source import read as read_incident
 from gridctl.model.fleet import Node
 from gridctl.model.plans import Gate, Plan, Request
 from gridctl.model.runs import Incident, Run
@@ -60,6 +63,20 @@ def test_a_failing_node_becomes_an_incident_with_a_plan_that_ends_it() -> None:
         assert order == sorted(order)
         assert "note" in told, "the phases that the agents told of"
         fleet.finish_job()
+        made = report(read_incident(History(fleet.home.journal), plan.incident))
+        assert "Xid 48" in " ".join(line for seen in made.evidence for line in seen.lines)
+        assert [decision.decision for decision in made.decisions][:1] == ["swap_now"]
+        assert all(
+            option.rejected or option.action == made.choices[-1].action for option in made.choices[-1].options
+        )
+        assert [(g.who, g.reason, g.run) for g in made.gates] == [("ann", "memory errors", run.id)]
+        (cut,) = made.cuts
+        assert (cut.outcome, cut.ranks, set(cut.digests)) == ("commit", 3, {"1"})
+        assert made.cost is not None
+        assert made.cost.gpu_h == 3 * cut.pause_s / 3600
+        assert {phase.phase for phase in made.phases} >= {"armed", "prepared", "committed", "running"}
+        assert made.follow_ups[0].what.startswith("n2 is cordoned")
+        assert made.unread == 0
 
 
 def test_a_site_that_has_armed_it_has_a_failing_node_left_without_a_person() -> None:

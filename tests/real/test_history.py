@@ -56,6 +56,11 @@ def test_incidents_are_folded(history: History) -> None:
         "decisions": 1,
         "plans": 1,
         "runs": 1,
+        "verdict": None,
+        "verdict_by": None,
+        "merged_into": None,
+        "acked_unix_s": None,
+        "duration_s": 12.0,
     }
     whole = history.incident("i1")
     assert [moment["kind"] for moment in whole["timeline"]] == [
@@ -80,6 +85,8 @@ def test_sql_over_all_views(history: History) -> None:
     assert history.query("SELECT data ->> '$.why[0]' FROM events WHERE kind = 'finding'")[1] == [("DBE 'x'",)]
     assert str(history.query("SELECT t_utc FROM events LIMIT 1")[1][0][0]) == "1970-01-01 00:16:40"
     for view in VIEWS:
+        assert history.query(f"FROM {view}")[0]
+    for view in ("events", "incidents", "runs", "steps", "findings", "decisions", "plans", "gates", "nodes"):
         assert history.query(f"FROM {view}")[1]
 
 

@@ -40,7 +40,7 @@ class Site:
     """A node with two GPUs, of which the driver wants one to be reset."""
 
     def __init__(self, fleet: SwapFleet, stub: Stub) -> None:
-        self.fleet, self.folder = fleet, fleet.root / "site"
+        self.fleet, self.folder, self.stub = fleet, fleet.root / "site", stub
         boot = self.folder / "proc/sys/kernel/random/boot_id"
         boot.parent.mkdir(parents=True)
         boot.write_text("boot-1\n")
@@ -126,6 +126,10 @@ def test_a_gpu_is_reset_once_evidence_was_taken_and_the_node_stays_cordoned(site
     status = site.agent.client().status()
     assert (status.cordoned, status.running_op) == (True, "")
     assert site.client.one("incident", incident.id, Incident).state == "closed"
+    with pytest.raises(Refused, match="its evidence is of then"):
+        site.client.plan(
+            Request(node="n1", devices=["gpu:1"], who="ann", runbook="reset", incident=incident.id)
+        )
 
 
 def test_without_evidence_nothing_is_reset_but_on_a_persons_word(site: Site) -> None:
@@ -142,6 +146,7 @@ def test_without_evidence_nothing_is_reset_but_on_a_persons_word(site: Site) -> 
     assert (run.state, run.code) == ("aborted", "reset-failed"), run
     assert "ended with status 3: api_key=[redacted]" in run.text
     assert len(site.calls) == 1
+    assert site.agent.client().status().cordoned, "nobody knows what the command has done to the GPU"
     assert [d["plan"]["waiver"] for d in site.journal() if d["kind"] == "plan"] == ["", "it burns"]
     peer = site.fleet.peer(site.agent, role="spare")
     with pytest.raises(Refused, match="a spare is parked on n1") as refused:
@@ -151,6 +156,22 @@ def test_without_evidence_nothing_is_reset_but_on_a_persons_word(site: Site) -> 
     wait_for("the spare is gone", lambda: not site.agent.client().status().spares)
     with pytest.raises(Refused, match="tells nothing of gpu:7"):
         site.plan("gpu:7")
+
+
+def test_another_gpu_that_has_got_the_number_since_is_not_reset(site: Site) -> None:
+    plan = site.plan("gpu:0", waiver="a drill")
+    assert any("gpu:0 is GPU-00000000-0000-4000-8000-000000000000" in note for note in plan.notes)
+    site.agent.end()
+    site.stub.set("0/bus", 0x2A)  # the first has fallen off the bus, and the driver counts anew
+    site.stub.set("0/uuid", 1)
+    site.stub.set("count", 1)
+    site.agent.start()
+    wait_for("it knows its processes", lambda: site.agent.client().status().complete)
+    run = ended(site.client, site.client.apply(plan.id, gate(plan)).id)
+    assert (run.state, run.code) == ("aborted", "bad-request"), run
+    assert "meant was" in run.text
+    assert site.calls == []
+    assert not site.agent.client().status().cordoned
 
 
 def test_neither_the_end_of_the_controller_nor_that_of_the_agent_resets_twice(site: Site) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gridagent.telemetry import Reading, kmsg, logfile
-from gridagent.telemetry.kmsg import FIRST_S, Kmsg
-from gridagent.telemetry.logfile import GRACE_S, LogFile
+from gridagent.telemetry.kmsg import FIRST_S, LATE_S, Kmsg
+from gridagent.telemetry.logfile import GRACE_S, OLD_MAX, LogFile
 from gridagent.telemetry.logs import LINE_BYTES_MAX, LogProbe
 from gridagent.telemetry.tree import Tree
 
@@ -67,9 +67,7 @@ class Ring:
 
 
 def taken(probe: LogProbe) -> list[Reading]:
-    found = probe.read()
-    probe.taken()
-    return found
+    return [*probe.read(), *probe.taken()]
 
 
 @pytest.fixture
@@ -130,6 +128,21 @@ def test_the_kernel_says_that_records_were_lost(ring: Ring, monkeypatch: pytest.
     monkeypatch.setattr(kmsg.os, "read", read)
     found = taken(agent)
     assert (states(found), found[0].v["lost"], len(lines(found))) == (["lost"], 4, 1)
+
+
+def test_how_old_a_record_is_is_not_said_by_a_clock_that_nothing_corrects(ring: Ring) -> None:
+    """Months after the boot the time in a record is minutes off; what the last look did not find is new."""
+    agent = ring.agent()
+    ring.print(record(1, "first"))
+    taken(agent)
+    ring.clock.now_s += 1
+    ring.print(record(2, "one", at_s=UPTIME_S - 900))
+    ring.clock.now_s += LATE_S * 2
+    ring.print(record(3, "two", at_s=UPTIME_S - 900))
+    assert [found.v.get("late_s") for found in taken(agent)] == [LATE_S * 2 + 1] * 2
+    ring.clock.now_s += 1
+    ring.print(record(4, "three", at_s=UPTIME_S - 900))
+    assert [found.v.get("late_s") for found in taken(agent)] == [None]
 
 
 def test_after_a_reboot_everything_is_new(ring: Ring) -> None:
@@ -202,8 +215,8 @@ def test_a_full_disk_costs_no_line(ring: Ring) -> None:
     (ring.root / "cursors").write_text("in the way")
     agent = ring.agent()
     ring.print(record(1, "one"))
-    assert len(lines(taken(agent))) == 1
-    assert states(taken(agent)) == ["no-cursor"]
+    found = taken(agent)
+    assert (len(lines(found)), states(found)) == (1, ["no-cursor"])
     ring.print(record(2, "two"))
     assert len(lines(taken(agent))) == 1
     assert taken(agent) == []
@@ -346,6 +359,55 @@ def test_a_rotation_while_no_agent_ran(log: Log) -> None:
 
     found = restarted(log, rotate)
     assert (lines(found), states(found)) == (["untold", "fresh"], ["rotated"])
+
+
+def test_rotations_while_no_agent_ran_and_a_file_that_was_packed(log: Log) -> None:
+    def rotate() -> None:
+        now_s = time.time()
+        for number, text in enumerate(["second\n", "third\n", "fourth\n", "fresh\n"]):
+            old = log.file.with_name(f"fabric.log-2033040{number}")
+            log.file.rename(old)
+            os.utime(old, (now_s + number, now_s + number))
+            log.write(text)
+        packed = log.file.with_name("fabric.log-20330402")
+        packed.rename(packed.with_name(f"{packed.name}.gz"))
+        log.file.with_name("fabric.log.err").write_text("another's\n")
+
+    found = restarted(log, rotate)
+    assert lines(found) == ["untold", "second", "fourth", "fresh"]
+    assert states(found) == ["rotated", "lost"]
+
+
+def test_rotations_between_two_looks(log: Log) -> None:
+    log.write("")
+    agent = log.agent()
+    taken(agent)
+    count = OLD_MAX + 3
+    for number in range(count):  # more than are read on
+        log.write(f"{number}\n")
+        old = log.file.with_name(f"fabric.log.{number}")
+        log.file.rename(old)
+        os.utime(old, (number + 1, number + 1))
+    log.write("fresh\n")
+    found = taken(agent)
+    assert lines(found) == ["0", *map(str, range(3, count)), "fresh"]
+    assert states(found) == ["rotated", "lost"]
+
+
+def test_late_lines_of_the_file_of_before_come_also_after_a_restart(log: Log) -> None:
+    log.write("")
+    agent = log.agent()
+    taken(agent)
+    with log.file.open("a") as writer:
+        log.file.rename(log.file.with_name("fabric.log.1"))
+        log.write("fresh\n")
+        assert lines(taken(agent)) == ["fresh"]
+        agent.close()
+        writer.write("late\n")
+        writer.flush()
+        again = log.agent()
+        assert lines(taken(again)) == ["late"]
+        again.close()
 
 
 def test_a_rotated_file_that_is_gone_is_told_as_lost(log: Log) -> None:

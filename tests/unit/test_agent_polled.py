@@ -148,6 +148,41 @@ def test_the_stream_of_a_log_keeps_its_place_at_the_end(tmp_path: Path) -> None:
     assert cursor.read_bytes() == b'{"boot":"b-1","seq":2}'
 
 
+def test_the_place_in_a_log_is_kept_at_once_and_never_ahead_of_the_spool(tmp_path: Path) -> None:
+    """Else an end without notice loses lines, or has them told twice."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "proc/sys/kernel/random").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/random/boot_id").write_text("b-1\n")
+    (tmp_path / "dev/kmsg").write_text(f"4,1,{int(time.monotonic() * 1e6)},-;one\n")
+    cursors = tmp_path / "cursors"
+
+    async def main() -> None:
+        source = open_source(f"kmsg?root={tmp_path}&interval=3600", Home(tmp_path), "n")
+        assert isinstance(source, Polled)
+        asked, stored = asyncio.Event(), asyncio.Event()
+
+        async def store() -> None:
+            asked.set()
+            await stored.wait()
+
+        async def play() -> None:
+            async for _ in source:
+                pass
+
+        source.stored = store
+        task = asyncio.ensure_future(play())
+        async with asyncio.timeout(PATIENCE_S):
+            await asked.wait()
+            assert not cursors.exists()
+            stored.set()
+            while not list(cursors.glob("*.json")):
+                await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+
+
 # ---- entries of agent.toml
 
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,69 @@ def test_while_the_disk_is_full_records_wait(tmp_path: Path, monkeypatch: pytest
         return await read(spool, 0, 3)
 
     assert [record["v"]["n"] for record in asyncio.run(running(spool, work))] == [0, 1, 2]
+
+
+def test_what_is_stored_outlives_the_process_and_a_disk_that_hangs_fills_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PENDING_MAX", 10)
+    spool = opened(tmp_path)
+    hangs, ends = threading.Event(), threading.Event()
+
+    def hang(fd: int) -> None:
+        hangs.set()
+        assert ends.wait(60)
+
+    async def work() -> list[dict[str, Any]]:
+        spool.append("note", {"n": 0})
+        await spool.stored()
+        (segment,) = tmp_path.iterdir()
+        assert b'"n":0' in segment.read_bytes()
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fsync", hang)
+            assert await asyncio.to_thread(hangs.wait, 60)
+            for number in range(1, 30):
+                spool.append("note", {"n": number})
+            assert len(spool._pending) == 10
+            waits = asyncio.ensure_future(spool.stored())
+            await asyncio.sleep(0)
+            assert not waits.done()
+            ends.set()
+            await waits
+        return await read(spool, 0, 31)
+
+    found = asyncio.run(running(spool, work))
+    assert [record["v"] for record in found if record["kind"] == "gap"] == [
+        {"first": 2, "last": 20, "records": 19}
+    ]
+    assert [record["v"]["n"] for record in found if record["kind"] == "note"] == [0, *range(20, 30)]
+
+
+def test_a_reader_of_a_spool_that_is_gone_is_told_all_of_the_new_one(tmp_path: Path) -> None:
+    spool = opened(tmp_path)
+
+    async def work() -> list[dict[str, Any]]:
+        for number in (1, 2):
+            spool.append("note", {"n": number})
+        await read(spool, 0, 2)
+        return await read(spool, 1000, 2)
+
+    assert [record["seq"] for record in asyncio.run(running(spool, work))] == [1, 2]
+
+
+def test_garbage_at_the_end_is_cut_off_line_by_line(tmp_path: Path) -> None:
+    spool = opened(tmp_path)
+
+    async def tell() -> None:
+        spool.append("note", {"n": 1})
+
+    asyncio.run(running(spool, tell))
+    (segment,) = tmp_path.iterdir()
+    sound = segment.read_bytes()
+    segment.write_bytes(sound + b"x\n" * (1 << 12) + b"\n\n\0\0")
+    again = opened(tmp_path)
+    assert (again.seq, segment.read_bytes()) == (1, sound)
+    again.close()
 
 
 def test_what_the_disk_never_took_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

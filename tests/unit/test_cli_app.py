@@ -13,7 +13,7 @@ import typer.main
 import yaml
 
 from gridctl.cli.app import root
-from gridctl.cli.docs import document
+from gridctl.cli.docs import document, history
 from gridctl.cli.exits import MEANINGS, Exit
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +58,7 @@ def test_every_expected_command_is_there() -> None:
 
 def test_the_document_is_current() -> None:
     assert (ROOT / "docs/cli.md").read_text(encoding="utf-8") == document(), "run: python -m gridctl.cli.docs"
+    assert (ROOT / "docs/history-views.md").read_text(encoding="utf-8") == history()
 
 
 def test_the_document_names_every_command_of_the_agent() -> None:
@@ -151,6 +152,9 @@ EFFECTS = [
     "run resume r",
     "freeze",
     "thaw",
+    "incident note i x",
+    "incident ack i",
+    "incident close i --verdict unknown",
 ]
 READ_ONLY = [(effect, "flag") for effect in EFFECTS] + [("thaw", "environment"), ("thaw", "file")]
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import resource
 import tarfile
 from pathlib import Path
 
@@ -65,6 +66,29 @@ def test_what_is_not_as_told_leaves_nothing(tmp_path: Path, about: Evidence, dat
     with pytest.raises(NotAsTold, match=why):
         take(tmp_path / "a.tar.gz", about, data)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_keeps_no_part(tmp_path: Path) -> None:
+    data = packed()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) - 1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            take(tmp_path / "a.tar.gz", told(data), data)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_may_fetch_one_archive_at_once(tmp_path: Path) -> None:
+    data = packed()
+    both = [ArchiveFile(tmp_path / "a.tar.gz", told(data)) for _ in range(2)]
+    for archive in both:
+        archive.write(data)
+    for archive in both:
+        archive.keep()
+        archive.drop()
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [data]
 
 
 def test_a_node_cannot_fill_this_disk(tmp_path: Path) -> None:

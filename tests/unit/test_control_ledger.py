@@ -262,6 +262,15 @@ def test_the_newest_sample_of_each_device_is_kept_and_a_node_cannot_fill_the_mem
     tell(3.0, "gpu:1", None)
     assert log.of("n1") == {"gpu:0": Sample(2.0, {"lost": 1})}
     assert log.of("n2") == {}
+    card = {"device": "gpu:0", "pci": "0000:1a:00.0", "v": {}}
+    for more, about in (
+        ({"uuid": "GPU-0", "serial": ""}, {"uuid": "GPU-0"}),
+        ({}, {"uuid": "GPU-0"}),
+        ({"pci": "0000:2a:00.0"}, {"pci": "0000:2a:00.0"}),
+    ):
+        v = {**card, **more}
+        log.feed(StreamRecord(seq=1, boot="b", t_unix_s=3.0, node="n1", kind="sample", v=v))
+        assert log.of("n1")["gpu:0"].about == {"pci": "0000:1a:00.0", **about}
     for number in range(2 * DEVICES_MAX):
         tell(4.0, f"x:{number}", {})
     tell(5.0, "gpu:0", {"lost": 0})

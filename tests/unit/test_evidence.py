@@ -100,6 +100,10 @@ def test_logs_spool_and_devices(tmp_path: Path, order: Callable[..., Order]) -> 
     lines.append(spooled("sample", NOW_UNIX_S - 20, device="gpu:0", uuid="GPU-1", v={"ecc": 2, "temp_c": 40}))
     lines.append(spooled("sample", NOW_UNIX_S - 10, device="gpu:0", v={"temp_c": 70}))
     lines.append(spooled("log", NOW_UNIX_S - 5, line=f'run --password "{HIDDEN}" now', token=HIDDEN))
+    key = ["-----BEGIN RSA PRIVATE KEY-----", *["app: " + HIDDEN * 4] * 3, "-----END RSA PRIVATE KEY-----"]
+    between = "NVRM: Xid 79"
+    lines += [spooled("log", NOW_UNIX_S - 4, source="a", line=line) for line in [*key[:2], between, *key[2:]]]
+    lines.append(spooled("log", NOW_UNIX_S - 4, source="b", line="sha1 " + "a" * 40))
     (tmp_path / "spool/00000000000000000001.jsonl").write_text("".join(lines) + '{"torn')
     asked = order(logs=["/var/log/fm.log", "/var/log/none.log"])
     outcome = gather(asked)
@@ -107,7 +111,9 @@ def test_logs_spool_and_devices(tmp_path: Path, order: Callable[..., Order]) -> 
     assert b"Xid 79" in found["kernel.log"]
     assert found["logs/0-var_log_fm.log"].endswith(b"last line\n")
     assert "No such file" in notes(outcome)["logs/1-var_log_none.log"]
-    assert len(found["spool.jsonl"].splitlines()) == 3
+    assert len(found["spool.jsonl"].splitlines()) == 10
+    assert between.encode() in found["spool.jsonl"]
+    assert b"a" * 40 in found["spool.jsonl"]
     assert all(json.loads(line) for line in found["spool.jsonl"].splitlines())
     device = json.loads(found["devices.json"])["gpu:0"]
     assert (device["uuid"], device["v"]) == ("GPU-1", {"ecc": 2, "temp_c": 70})
@@ -216,6 +222,14 @@ def test_one_at_a_time_leftovers_go_and_eight_archives_stay(order: Callable[...,
         assert gather(order(id=f"ev-{number}")).error == ""
     kept = sorted(path.name for path in folder.glob("*"))
     assert kept == [*(f"ev-{number}.tar.gz" for number in range(2, 10)), "lock"]
+    (folder / "ev-y.tar.gz").mkdir()
+    assert "cannot be written" in gather(order(id="ev-y")).error
+    (folder / "ev-y.tar.gz").rmdir()
+    assert sorted(path.name for path in folder.glob("*")) == kept, "nothing goes for one that did not come"
+    os.utime(folder / "ev-5.tar.gz", (1, 1))
+    os.utime(folder / "ev-9.tar.gz", (2**33, 2**33))  # made before the clock was set back
+    assert gather(order(id="ev-z")).error == ""
+    assert {path.name for path in folder.glob("*")} == {*kept, "ev-z.tar.gz"} - {"ev-5.tar.gz"}
     holder = (
         "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, 2); print(1, flush=True); sys.stdin.read()"
     )
@@ -225,6 +239,12 @@ def test_one_at_a_time_leftovers_go_and_eight_archives_stay(order: Callable[...,
         other.stdout.readline()
         assert "another collection is at work" in gather(order(id="ev-x")).error
         other.communicate(b"")
+
+
+def test_what_a_program_hides_in_a_folder_counts(tmp_path: Path, order: Callable[..., Order]) -> None:
+    program(tmp_path, "ipmitool", 'mkdir "$TMPDIR/a"; yes > "$TMPDIR/a/big"')
+    outcome = gather(order())
+    assert "told more than" in notes(outcome)["bmc-events.txt"]
 
 
 def test_a_folder_that_is_none_is_a_clear_refusal(tmp_path: Path, order: Callable[..., Order]) -> None:
@@ -253,7 +273,26 @@ def test_a_torn_bug_report_is_kept_as_far_as_it_goes(tmp_path: Path, order: Call
         "--db.password={}",
         "Authorization: Bearer {}",
         "curl -H 'X: Bearer {}'",
+        "Authorization: Token {}",
+        'Authorization: Digest username="bob", response="{}"',
         "https://bob:{}@host/x",
+        "redis://:{}@host:6379/0",
+        "https://{}@host/x",
+        "postgres://bob:a@{}@host/x",
+        "postgres://bob:a/{}@host/x",
+        "PASSWORD=a,{}",
+        "PASSWORD=a;{}",
+        "password='a''{}'",
+        'password: "a\\"{}"',
+        "password => '{}'",
+        "PASSWORD=$'{}'",
+        "password:\n  {}",
+        "PASSWORD=\\\n  {}",
+        "--api-key -{}",
+        "https://host/x?X-Amz-Signature={}&y=1",
+        "ASIA0123456789ABCDEF, ghp_012345678901234567890123{0}, eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.{0}",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----\n{}\n-----END PGP PRIVATE KEY BLOCK-----",
+        "{0}\nx: AAAABBBBCCCCDDDDEEEEFFFF\n{0}\n-----END EC PRIVATE KEY-----",
         'PASSPHRASE="{} and more',
         "-----BEGIN RSA PRIVATE KEY-----\n{}\n-----END RSA PRIVATE KEY-----",
     ],
@@ -269,6 +308,8 @@ def test_what_is_no_secret_stays() -> None:
         "NVRM: Xid (PCI:0000:4e:00): 79, pid=1234, name=python, GPU has fallen off the bus.",
         "usb 1-1: new device at https://host:8080/x",
         "pcieport 0000:00:1c.0: AER: Corrected error received",
+        "mail to bob@host from https://host:8080/a@b or //host",
+        "Xid 79\n-----END CERTIFICATE-----",
     ):
         assert redacted_text(text) == text
     assert redacted({"password": "x", "n": 3, "deep": [{"k": "token=x"}]}) == {
@@ -276,8 +317,15 @@ def test_what_is_no_secret_stays() -> None:
         "n": 3,
         "deep": [{"k": f"token={GONE}"}],
     }
+    assert redacted({"keys": ["x"], "auth": {"a": "x"}, "tokens": 7, "pass": None}) == {
+        "keys": GONE, "auth": GONE, "tokens": 7, "pass": None,
+    }  # fmt: skip
+    assert redacted_text("password=x,xid=79 key: 'a', next") == f"password={GONE},xid=79 key: {GONE}, next"
     assert redacted_argv(["train", "--auth-token", "x", "--lr", "1", "--key", "--flag"]) == [
         "train", "--auth-token", GONE, "--lr", "1", "--key", "--flag",
+    ]  # fmt: skip
+    assert redacted_argv(["x", "--password=a b", "API_KEY=a b", "--token", "-a"]) == [
+        "x", f"--password={GONE}", f"API_KEY={GONE}", "--token", GONE,
     ]  # fmt: skip
 
 
@@ -292,3 +340,5 @@ def test_a_long_text_is_searched_whole(before: int, after: int) -> None:
     lines = "a line of a log\n"
     text = f"{lines * (before // 16)}token={HIDDEN}\n{'x' * after}\n"
     assert redacted_text(text) == text.replace(HIDDEN, GONE)
+    endless = f"{'x' * before} token={HIDDEN} {'y' * after}"
+    assert redacted_text(endless) == endless.replace(HIDDEN, GONE)

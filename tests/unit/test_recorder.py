@@ -132,9 +132,11 @@ def test_a_tap_has_its_nodes_from_now_on() -> None:
             all_taps.feed(record(1.0, node="n2", seq=9))
             assert [r.seq for r in await tap.batch(10.0)] == [6]
             assert await tap.batch(0.01) == []
+            all_taps.feed(record(2.0, seq=1))  # the node has got a new disk, and counts anew
+            assert [r.seq for r in await tap.batch(10.0)] == [1]
         all_taps.feed(record(1.0, seq=7))
         assert await tap.batch(0.01) == []
-        assert onward == [5, 6, 9, 7]
+        assert onward == [5, 6, 9, 1, 7]
 
     asyncio.run(main())
 

@@ -1,6 +1,6 @@
 """Plans that reset or reboot, and the engine with them: evidence first or a word why not, never twice."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -35,8 +35,11 @@ def idle(**more: Any) -> Node:
     return node(status("n5", **{**told, **more}))
 
 
+WHICH = {"uuid": "GPU-1", "pci": "0000:2a:00.0"}
+
+
 def samples(**values: Any) -> dict[str, Sample]:
-    return {"gpu:1": Sample(NOW, {"temp_c": 40.0, "recovery_action": 1.0, "lost": 0, **values})}
+    return {"gpu:1": Sample(NOW, {"temp_c": 40.0, "recovery_action": 1.0, "lost": 0, **values}, WHICH)}
 
 
 def plan(
@@ -167,6 +170,7 @@ class Bench(World):
     resets: int = 0
     heals: bool = True
     comes: bool = False  #: a spare is parked just before
+    numbered: dict[str, str] = field(default_factory=lambda: WHICH)  #: which GPU has the number afterwards
 
     def nodes(self) -> dict[str, Node]:
         boot = "boot5" if self.plan.devices or not self.resets else "boot6"
@@ -204,7 +208,8 @@ class Bench(World):
         if not isinstance(effect, Observe) or (effect.after_s and late):
             return super()._answer(effect, late=late)
         told = samples(recovery_action=0.0 if self.resets and self.heals else 1.0)
-        since = {name: msgspec.structs.replace(s, t_unix_s=NOW + 0.5) for name, s in told.items()}
+        put = msgspec.structs.replace
+        since = {name: put(s, t_unix_s=NOW + 0.5, about=self.numbered) for name, s in told.items()}
         about = incident(TAKEN) if self.evidence else incident()
         return [Observed(self.nodes(), since, about)]
 
@@ -243,10 +248,30 @@ def test_who_comes_meanwhile_stops_it() -> None:
     assert bench.resets == 0
 
 
-def test_a_command_that_fails_ends_the_run_with_what_it_said() -> None:
-    bench = Bench(plan("gpu:1", waiver="w"), {"r1.reset.0": "exits"})
-    assert ends(bench) == ("aborted", "reset-failed")
-    assert "ended with status 3: busy. What it has done is not known" in bench.progress().text
+@pytest.mark.parametrize(
+    ("what", "code", "undone"),
+    [("exits", "reset-failed", []), ("refuse", "busy", ["r1.cordon.undo1.0"])],
+)
+def test_a_command_that_fails_ends_the_run_and_the_node_stays_cordoned(
+    what: str, code: str, undone: list[str]
+) -> None:
+    """Nobody may put work on what it has left; a command that was never run leaves all as it was."""
+    bench = Bench(plan("gpu:1", waiver="w", it=idle(cordoned=False)), {"r1.reset.0": what})
+    assert ends(bench) == ("aborted", code)
+    assert [op for op in bench.effects if "cordon" in op] == ["r1.cordon.0", *undone]
+    if what == "exits":
+        said = "ended with status 3: busy. What it has done is not known, so the node stays cordoned"
+        assert said in bench.progress().text
+
+
+def test_the_gpu_that_the_plan_saw_is_meant_and_not_whichever_has_its_number() -> None:
+    made = plan("gpu:1")
+    (call,) = (call for step in made.steps for call in step.calls if call.kind == "node.reset")
+    assert call.args == {"boot": "boot5", "device": "gpu:1", **WHICH}
+    assert "gpu:1 is GPU-1 at 0000:2a:00.0" in made.notes
+    bench = Bench(plan("gpu:1", waiver="w"), numbered={**WHICH, "uuid": "GPU-2"})
+    assert ends(bench) == ("held", "not-back")
+    assert "gpu:1 of n5 is another GPU now" in bench.progress().text
 
 
 def test_a_gpu_whose_agent_died_in_it_waits_for_a_person_and_is_not_reset_again() -> None:

@@ -56,7 +56,9 @@ def collect(order: Order) -> Outcome:
                 return Outcome(error="another collection is at work on this node; wait for its end")
             _tidy(folder)
             with tempfile.TemporaryDirectory(prefix="work-", dir=folder, ignore_cleanup_errors=True) as work:
-                return _pack(order, part, work)
+                outcome = _pack(order, part, work)
+            _forget(folder, but=part.with_suffix(".tar.gz"))
+            return outcome
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
@@ -195,12 +197,17 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes, t_unix_s: float) -> N
 
 
 def _tidy(folder: Path) -> None:
-    """Takes away what a killed collection left, and the oldest archives: one more is coming."""
+    """Takes away what a killed collection left."""
     for left in (*folder.glob("*.part"), *folder.glob("work-*")):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
         else:
             left.unlink(missing_ok=True)
-    archives = sorted(folder.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
-    for old in archives[: max(0, len(archives) - KEPT + 1)]:
-        old.unlink(missing_ok=True)
+
+
+def _forget(folder: Path, but: Path) -> None:
+    """Takes the oldest archives away, now that there is a newer one, whatever the clock says of that."""
+    others = sorted((p for p in folder.glob("*.tar.gz") if p != but), key=lambda path: path.stat().st_mtime)
+    for old in others[: max(0, len(others) - KEPT + 1)]:
+        with contextlib.suppress(OSError):
+            old.unlink()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from gridagent.evidence import SPOOL_S, Order, RankProcess
-from gridagent.redact import redacted, redacted_text
+from gridagent.redact import KeyLines, redacted, redacted_text
 from gridagent.wire import StreamRecord
 
 KMSG_BYTES = 8192
@@ -23,7 +23,11 @@ FLIGHT_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 Found = tuple[bytes, str]  #: what was gathered, and what is wrong with it
 
-_SECRET = re.compile(rb"KEY|TOKEN|SECRET|PASS|CRED|AUTH|BASIC|BEARER|://|PRIVATE", re.IGNORECASE)
+_SECRET = re.compile(
+    rb"KEY|TOKEN|SECRET|PASS|CRED|AUTH|SIGNATURE|BASIC|BEARER|://|PRIVATE"
+    rb"|AKIA|ASIA|gh[pousr]_|hf_|github_|glpat|nvapi|xox|sk-|eyJ",
+    re.IGNORECASE,
+)
 
 
 def kernel_log(sysroot: Path, bytes_max: int, seconds: float) -> Found:
@@ -77,6 +81,7 @@ class Spool:
         self._folder = Path(order.spool)
         self._since_unix_s = order.t_unix_s - SPOOL_S
         self._newest: dict[str, dict[str, Any]] = {}
+        self._keys: dict[str, KeyLines] = {}  #: source of a log -> its private keys, which have many lines
 
     def last_hour(self, bytes_max: int, seconds: float) -> Found:
         """The records of the last hour, the newest where that is too much."""
@@ -90,10 +95,11 @@ class Spool:
                         record = decode(line)
                     except msgspec.MsgspecError:
                         continue  # being written just now
+                    told = self._told(line, record)
                     if record.t_unix_s < self._since_unix_s:
                         continue
                     self._see(record)
-                    kept.append(_line(line))
+                    kept.append(told)
                     size += len(kept[-1])
                     while size > bytes_max:
                         size -= len(kept.popleft())
@@ -103,6 +109,18 @@ class Spool:
     def newest_samples(self, bytes_max: int, seconds: float) -> Found:
         """What GPUs, ports and sensors say now, after `last_hour`."""
         return msgspec.json.format(msgspec.json.encode(redacted(self._newest))), ""
+
+    def _told(self, line: bytes, record: StreamRecord) -> bytes:
+        """A record without secrets."""
+        text = record.v.get("line") if record.kind == "log" else None
+        if isinstance(text, str):
+            keys = self._keys.setdefault(str(record.v.get("source")), KeyLines())
+            if (left := keys.redacted(text)) != text:
+                record = msgspec.structs.replace(record, v={**record.v, "line": left})
+                line = msgspec.json.encode(record) + b"\n"
+        return (
+            msgspec.json.encode(redacted(msgspec.json.decode(line))) + b"\n" if _SECRET.search(line) else line
+        )
 
     def _see(self, record: StreamRecord) -> None:
         """Later members over earlier ones: some are told only now and then."""
@@ -121,14 +139,6 @@ class Spool:
                 if msgspec.json.decode(lines.readline(), type=StreamRecord).t_unix_s < self._since_unix_s:
                     break
         return found[::-1]
-
-
-def _line(line: bytes) -> bytes:
-    """A record without secrets."""
-    if not _SECRET.search(line):
-        return line
-    record = msgspec.json.decode(line)
-    return msgspec.json.encode(redacted(record)) + b"\n"
 
 
 def _ring(path: Path, bytes_max: int) -> Found:

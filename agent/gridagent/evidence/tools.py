@@ -68,11 +68,12 @@ def end_all() -> None:
 
 
 def _size(folder: str) -> int:
+    """Of everything that lies below it."""
     total = 0
-    with os.scandir(folder) as entries:
-        for entry in entries:
+    for where, _, names in os.walk(folder):
+        for name in names:
             with contextlib.suppress(OSError):
-                total += entry.stat(follow_symlinks=False).st_size
+                total += os.lstat(os.path.join(where, name)).st_size
     return total
 
 

@@ -51,6 +51,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]{0,99}")
 class _Reset(msgspec.Struct):
     boot: str
     device: str = ""
+    uuid: str = ""  #: the GPU that is meant, as far as it was known: `device` is but a number
+    pci: str = ""
 
 
 class ResetNode:
@@ -82,7 +84,7 @@ class ResetNode:
                 log.end(entry, "agent", value=plain(report))
 
     def check(self, request: OpRequest) -> None:
-        """Raises `Refused`: no-command, not-idle, starting, busy, bad-request for another boot or device."""
+        """Raises `Refused`: no-command, not-idle, starting, busy, bad-request for another boot or GPU."""
         args = arguments(request, _Reset)
         command = self._command(args)
         if args.boot != self._boot:
@@ -120,6 +122,10 @@ class ResetNode:
         if match is None:
             raise Refused("bad-request", f"{args.device[:64]!a} is no GPU: gpu:N")
         names = self._samples.about(args.device) | {"index": match[1]}
+        for name, meant in (("uuid", args.uuid), ("pci", args.pci)):
+            if meant and names[name] != meant:
+                text = f"{args.device} is {names[name] or 'a GPU of which nothing was told'} here now"
+                raise Refused("bad-request", f"{text}, meant was {meant[:64]!a}: plan again")
         return [self._filled(word, names, args.device) for word in self._config.reset_gpu]
 
     def _filled(self, word: str, names: dict[str, str], device: str) -> str:

@@ -4,6 +4,7 @@ The kernel's ABI document `sysfs-bus-pci-devices-aer` says where: an error is co
 which may be the root port and not the device that caused it.
 """
 
+import re
 import time
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from gridagent.telemetry.polled import Probe
 from gridagent.telemetry.tree import Tree, sample
 
 _DEVICES = "sys/bus/pci/devices"
+_COUNT = re.compile(r"[0-9]{1,20}")
 FILES = {
     "aer_cor_total": "aer_dev_correctable",
     "aer_nonfatal_total": "aer_dev_nonfatal",
@@ -53,9 +55,9 @@ def _count(text: str | None) -> float | None:
     total: float | None = None
     for line in (text or "").splitlines():
         name, _, number = line.rpartition(" ")
-        if not number.isdecimal():
+        if not _COUNT.fullmatch(number):
             continue
         if name.startswith("TOTAL_"):
-            return int(number[:40])
-        total = (total or 0) + int(number[:40])
+            return int(number)
+        total = (total or 0) + int(number)
     return total

@@ -26,8 +26,8 @@ class Edac(Probe):
             folder = f"{_CONTROLLERS}/{controller}"
             if not self.tree.has(f"{folder}/ce_count") and not self.tree.has(f"{folder}/ue_count"):
                 continue
-            corrected[controller] = self.tree.number(f"{folder}/ce_count")
-            uncorrected[controller] = self.tree.number(f"{folder}/ue_count")
+            corrected[controller] = self.tree.count(f"{folder}/ce_count")
+            uncorrected[controller] = self.tree.count(f"{folder}/ue_count")
             found += self._dimms(controller, folder)
         if corrected:
             sums = {
@@ -41,8 +41,8 @@ class Edac(Probe):
         found = []
         for name in [*self.tree.names(folder, "dimm"), *self.tree.names(folder, "rank")]:
             values = {
-                "edac_ce_total": self.tree.number(f"{folder}/{name}/dimm_ce_count"),
-                "edac_ue_total": self.tree.number(f"{folder}/{name}/dimm_ue_count"),
+                "edac_ce_total": self.tree.count(f"{folder}/{name}/dimm_ce_count"),
+                "edac_ue_total": self.tree.count(f"{folder}/{name}/dimm_ue_count"),
             }
             if any(values.values()):
                 label = self.tree.text(f"{folder}/{name}/dimm_label") or ""

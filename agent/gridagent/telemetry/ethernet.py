@@ -59,11 +59,11 @@ class Ethernet(Probe):
         if state is None:  # some drivers leave it unknown
             state = self.tree.number(f"{folder}/carrier")
         values: dict[str, float | None] = {"state": state}
-        values.update({metric: self.tree.number(f"{folder}/{file}") for metric, file in LINK.items()})
+        values.update({metric: self.tree.count(f"{folder}/{file}") for metric, file in LINK.items()})
         if self.clock() >= self._next_s.get(folder, 0.0):
             speed = self.tree.number(f"{folder}/speed")
             values["rate_gbps"] = speed / 1000 if speed is not None and speed > 0 else None
-            values.update({metric: self.tree.number(f"{folder}/{file}") for metric, file in COUNTERS.items()})
+            values.update({metric: self.tree.count(f"{folder}/{file}") for metric, file in COUNTERS.items()})
             if self._is_own(folder):
                 values.update(pauses(statistics(name, self._ask)))
             self._next_s[folder] = self.clock() + SLOW_S

@@ -67,7 +67,7 @@ class InfiniBand(Probe):
         if self.clock() >= self._next_s.get(folder, 0.0):
             values["rate_gbps"] = _rate(self.tree.text(f"{folder}/rate"))
             for metric, (name, worth) in PORT.items():
-                values[metric] = self.tree.number(f"{folder}/counters/{name}", worth)
+                values[metric] = self.tree.count(f"{folder}/counters/{name}", worth)
             values.update(self._hardware(adapter, folder))
             self._next_s[folder] = self.clock() + COUNTERS_S
         return sample(f"nic:{adapter}/{port}", values)
@@ -79,7 +79,7 @@ class InfiniBand(Probe):
         place = own if self.tree.has(own) else shared
         there = set(self.tree.names(place))
         for metric, names in HARDWARE.items():
-            counts = [self.tree.number(f"{place}/{name}") for name in names if name in there]
+            counts = [self.tree.count(f"{place}/{name}") for name in names if name in there]
             known = [count for count in counts if count is not None]
             values[metric] = sum(known) if known and len(known) == len(counts) else None
         return values

@@ -7,6 +7,7 @@ form of a record stands in the kernel's ABI document `dev-kmsg`.
 """
 
 import errno
+import math
 import os
 import re
 import time
@@ -48,6 +49,7 @@ class Kmsg(LogProbe):
         self._retry_s = float("-inf")
         self._said: set[int] = set()  #: what went wrong with the device and was told
         self._rest = b""
+        self._drained_s: float | None = None  #: when there was no more to be read, last
         before = self.kept(Position)
         #: None: nothing is known of what was told; -1: nothing of this boot
         self._seq: int | None = None
@@ -59,7 +61,7 @@ class Kmsg(LogProbe):
         return None if self._seq is None else Position(self._boot, self._seq)
 
     def read(self) -> list[Reading]:
-        found = self.keep()
+        found: list[Reading] = []
         self.more = (self._fd >= 0 or self._open(found)) and self._drain(found)
         if self._fd >= 0 and not self.more:
             self._first = False
@@ -90,9 +92,11 @@ class Kmsg(LogProbe):
     def _drain(self, found: list[Reading]) -> bool:
         """Reads until there is no more for now. True: it stopped before, because it was much."""
         for _ in range(_READS_MAX):
+            now_s = self.clock()
             try:
                 chunk = os.read(self._fd, _READ_BYTES)
             except BlockingIOError:
+                self._drained_s = now_s
                 return False
             except BrokenPipeError:
                 continue  # the next record's number tells how many were lost
@@ -104,6 +108,7 @@ class Kmsg(LogProbe):
                 self._close()
                 return False
             if not chunk:
+                self._drained_s = now_s
                 return False
             found += self._records(chunk)
         return True
@@ -124,7 +129,7 @@ class Kmsg(LogProbe):
     def _line(self, line: bytes) -> Iterator[Reading]:
         v: dict[str, object] = {"source": "kmsg", "line": line.decode(errors="replace")}
         if match := _RECORD.match(line):
-            seq, age_s = int(match["seq"]), self.clock() - int(match["usec"]) / 1e6
+            seq, age_s = int(match["seq"]), self._age_s(int(match["usec"]) / 1e6)
             if self._seq is not None and seq <= self._seq:
                 return
             if self._seq is not None and seq > self._seq + 1:
@@ -137,3 +142,10 @@ class Kmsg(LogProbe):
             if age_s > LATE_S:
                 v["late_s"] = round(age_s, 1)
         yield Reading("log", v)
+
+    def _age_s(self, printed_s: float) -> float:
+        """How long ago a record was printed. The kernel's log has a clock of its own, which nothing corrects:
+        within months it may be minutes off. But no record is older than the last look that found none."""
+        now_s = self.clock()
+        since_look_s = math.inf if self._drained_s is None else now_s - self._drained_s
+        return min(now_s - printed_s, since_look_s)

@@ -2,12 +2,13 @@
 
 A file that was renamed is read to its end, and a while longer: its writer learns late of the new one. A file
 that was cut off (`copytruncate`) is shorter than what was read of it, or has other bytes where the last ones
-were. How far the file was read is kept by inode, so that a rotation while no agent ran loses nothing that is
-still there.
+were. How far the file was read is kept by inode, so that rotations while no agent ran lose nothing that is
+still there; what was packed meanwhile is told as lost.
 """
 
 import errno
 import os
+import re
 import stat
 import time
 from collections.abc import Callable
@@ -23,9 +24,13 @@ from gridagent.telemetry.tree import Tree, note
 READ_BYTES = 256 << 10
 #: How long a renamed file is read on.
 GRACE_S = 5.0
+#: So many renamed files are read on at the same time.
+OLD_MAX = 32
 _MARK_BYTES = 32
 #: Neighbours that are looked at for the file of before.
 _NEIGHBOURS_MAX = 4096
+#: What a rotation puts behind a file's name: a number or a date, and more where it is packed.
+_ROTATED = re.compile(r"[._-]\d[\d._-]*?(?P<packed>\.(gz|xz|zst|bz2))?")
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -36,6 +41,7 @@ class Position(msgspec.Struct, frozen=True):
     offset: Annotated[int, msgspec.Meta(ge=0)]
     mark: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2}){0,64}$")]
     torn: bool = False  #: the line at the offset has begun before and was told, or is none of ours
+    old: "Position | None" = None  #: the file of before a rotation, to which lines may still come
 
 
 class _Open:
@@ -104,43 +110,37 @@ class LogFile(LogProbe):
         super().__init__(tree, cursor, clock)
         self._path, self._name = path, name
         self._file: _Open | None = None
-        self._old: _Open | None = None  #: the file of before a rotation
+        self._olds: list[_Open] = []  #: files of before rotations, the oldest first
         self._old_until_s = 0.0
         self._absent = False
         self._before = self.kept(Position)
 
     def position(self) -> Position | None:
-        if self._old is not None and not self._old.drained:
-            return self._old.position()
-        return None if self._file is None else self._file.position()
+        old = self._olds[0] if self._olds else None
+        if old is not None and not old.drained:
+            return old.position()
+        if self._file is None:
+            return None
+        return msgspec.structs.replace(self._file.position(), old=old and old.position())
 
     def read(self) -> list[Reading]:
-        found = self.keep()
+        found: list[Reading] = []
         if self._file is None:
             self._begin(found)
         else:
             self._look(found)
-        self.more = False
-        if self._old is not None:
-            over = self._old.drained and self.clock() >= self._old_until_s
-            self._tell(self._old, found, last=over)
-            if over and self._old.drained:
-                self._old.close()
-                self._old = None
-            elif not self._old.drained:
-                self.more = True
-                return found  # in order: first the old file's lines
-        if self._file is not None:
+        self.more = not self._tell_old(found)  # in order: first the old files' lines
+        if self._file is not None and not self.more:
             self._tell(self._file, found)
             self.more = not self._file.drained
         return found
 
     def close(self) -> None:
         super().close()
-        for file in (self._old, self._file):
+        for file in (*self._olds, self._file):
             if file is not None:
                 file.close()
-        self._old = self._file = None
+        self._olds, self._file = [], None
 
     def _begin(self, found: list[Reading]) -> None:
         """The first look, and every further one until the file is there."""
@@ -162,6 +162,10 @@ class LogFile(LogProbe):
         else:
             what = f"/{self._path} was replaced while no agent ran; the old one's last lines are lost"
             found.append(note(self.tree.source, "lost", what))
+            self._olds = self._between(_changed_ns(self._cursor), found)
+        if before is not None and before.old is not None and (old := self._neighbour(before.old)) is not None:
+            self._olds.insert(0, old)
+            self._old_until_s = self.clock() + GRACE_S
 
     def _look(self, found: list[Reading]) -> None:
         """Is it still the same file?"""
@@ -181,17 +185,58 @@ class LogFile(LogProbe):
             self._told_cut_off(found)
 
     def _rotate(self, old: _Open, found: list[Reading]) -> None:
-        if self._old is not None:
-            self._tell(self._old, found, last=True)
-            self._old.close()
-            if not self._old.drained:
+        while len(self._olds) >= OLD_MAX:
+            first = self._olds.pop(0)
+            self._tell(first, found, last=True)
+            first.close()
+            if not first.drained:
                 what = f"/{self._path} is rotated faster than it can be read; lines are lost"
                 found.append(note(self.tree.source, "lost", what))
-        self._old, self._old_until_s = old, self.clock() + GRACE_S
+        self._old_until_s = self.clock() + GRACE_S
         old.drained = False
         found.append(
             note(self.tree.source, "rotated", f"/{self._path} was rotated; the old file is read to its end")
         )
+        self._olds.append(old)
+        self._olds += self._between(os.fstat(old.descriptor).st_mtime_ns, found)
+
+    def _between(self, since_ns: int, found: list[Reading]) -> list[_Open]:
+        """The files that came and were rotated unseen: beside it, by its name, written to since then."""
+        folder, name = os.path.split(self._path)
+        known = {file.key for file in (*self._olds, self._file) if file is not None}
+        came: list[tuple[int, str]] = []
+        for other in self.tree.names(folder, name)[:_NEIGHBOURS_MAX]:
+            path = os.path.join(folder, other)
+            changed_ns, rotated = _changed_ns(self.tree.root / path), _ROTATED.fullmatch(other, len(name))
+            if rotated is None or changed_ns <= since_ns:
+                continue
+            if rotated["packed"]:
+                what = f"/{path} was packed before it was read: lines of it may be lost"
+                found.append(note(self.tree.source, "lost", what))
+            else:
+                came.append((changed_ns, path))
+        if len(came) > OLD_MAX:
+            what = f"/{self._path} was rotated {len(came)} times unseen; lines of the oldest files are lost"
+            found.append(note(self.tree.source, "lost", what))
+        opened = [file for _, path in sorted(came)[-OLD_MAX:] if (file := self._open(path)) is not None]
+        for file in opened:
+            if file.key in known:
+                file.close()
+        return [file for file in opened if file.key not in known]
+
+    def _tell_old(self, found: list[Reading]) -> bool:
+        """Tells what the files of before have. False: there is more of them."""
+        while self._olds:
+            old = self._olds[0]
+            over = old.drained and (len(self._olds) > 1 or self.clock() >= self._old_until_s)
+            self._tell(old, found, last=over)
+            if not old.drained:
+                return False
+            if over:
+                self._olds.pop(0).close()
+            elif len(self._olds) == 1:
+                return True  # its writer may learn late of the new one
+        return True
 
     def _told_cut_off(self, found: list[Reading]) -> None:
         what = f"/{self._path} was cut off and is read from its begin; lines before may be lost"
@@ -237,3 +282,12 @@ class LogFile(LogProbe):
         except OSError as error:
             self.tree.trouble(path, error)
             return None
+
+
+def _changed_ns(path: Path) -> int:
+    """When a file was last written to; 0 where it is none."""
+    try:
+        at = os.stat(path)
+    except OSError:
+        return 0
+    return at.st_mtime_ns if stat.S_ISREG(at.st_mode) else 0

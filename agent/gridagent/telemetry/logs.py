@@ -22,6 +22,7 @@ P = TypeVar("P", bound=msgspec.Struct)
 class LogProbe(Probe):
     """Reads a log on from where the last agent stopped. `cursor` is the file that says where that was."""
 
+    KEEPS_PLACE = True
     INTERVAL_S = 0.2
     INTERVAL_MIN_S = 0.05
 
@@ -36,8 +37,9 @@ class LogProbe(Probe):
         """How far the last read came."""
         raise NotImplementedError
 
-    def taken(self) -> None:
+    def taken(self) -> list[Reading]:
         self._taken = self.position()
+        return self.keep()
 
     def close(self) -> None:
         self.keep()

@@ -87,6 +87,14 @@ class _Watched(GpuReader):
         return answer
 
 
+def _driver(nvml: Any) -> str:
+    """The driver's version, "" where it is no text: a word for people, for which no GPU goes unread."""
+    try:
+        return str(nvml.nvmlSystemGetDriverVersion())
+    except UnicodeDecodeError:
+        return ""
+
+
 def _start(out: Out) -> tuple[str, list[GpuReader]]:
     try:
         import pynvml as nvml
@@ -94,7 +102,7 @@ def _start(out: Out) -> tuple[str, list[GpuReader]]:
         raise Unusable("nvidia-ml-py is missing: pip install 'gridctl-agent[nvml]'") from None
     try:
         nvml.nvmlInit()
-        count, driver = nvml.nvmlDeviceGetCount(), str(nvml.nvmlSystemGetDriverVersion())
+        count, driver = nvml.nvmlDeviceGetCount(), _driver(nvml)
     except nvml.NVMLError as error:
         raise Unusable(f"NVML cannot be used: {error}") from None
     if "--events" not in sys.argv:

@@ -32,12 +32,16 @@ def _field(nvml: Any, handle: Any, field: int | tuple[int, int]) -> Value:
     return getattr(value.value, _MEMBERS[value.valueType]) if value.valueType < len(_MEMBERS) else None
 
 
+def _watts(milliwatts: int) -> Value:
+    return None if milliwatts in _ALL_ONES else milliwatts / 1000
+
+
 def _power(nvml: Any, handle: Any) -> tuple[Value, ...]:
-    return (nvml.nvmlDeviceGetPowerUsage(handle) / 1000,)
+    return (_watts(nvml.nvmlDeviceGetPowerUsage(handle)),)
 
 
 def _power_limit(nvml: Any, handle: Any) -> tuple[Value, ...]:
-    return (nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,)
+    return (_watts(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)),)
 
 
 def _throttle(nvml: Any, handle: Any) -> tuple[Value, ...]:
@@ -52,7 +56,7 @@ def _memory(nvml: Any, handle: Any) -> tuple[Value, ...]:
         info = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except nvml.NVMLError_FunctionNotFound:  # driver before 510: what is reserved counts as used
         info = nvml.nvmlDeviceGetMemoryInfo(handle)
-    return (info.used // MIB, info.total // MIB)
+    return tuple(None if size in _ALL_ONES else size // MIB for size in (info.used, info.total))
 
 
 def _sram(nvml: Any, handle: Any) -> tuple[Value, ...]:

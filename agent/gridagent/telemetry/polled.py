@@ -4,10 +4,11 @@ The thread is a daemon's: a read that never returns holds up neither the other s
 """
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from gridagent.telemetry import Reading
 from gridagent.telemetry.tree import Tree, note
@@ -23,6 +24,7 @@ class Probe:
 
     INTERVAL_S = 5.0  #: between two reads, if agent.toml says nothing else
     INTERVAL_MIN_S = 0.1  #: and never more often than this
+    KEEPS_PLACE = False  #: `taken` is to be called
     more = False  #: after a read: there is more to be had at once
 
     def __init__(self, tree: Tree, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,8 +34,9 @@ class Probe:
         """What there is now; nothing where the node has no such hardware. May raise `OSError`."""
         raise NotImplementedError
 
-    def taken(self) -> None:
-        """What the last read gave is in the spool. Must not block."""
+    def taken(self) -> list[Reading]:
+        """What the last read gave is in the spool. Runs in the thread, as `read` does."""
+        return []
 
     def close(self) -> None:
         """The end: keep what the next start needs."""
@@ -46,6 +49,9 @@ class Polled:
         self.probe, self._source = probe, probe.tree.source
         self.interval_s = max(interval_s or probe.INTERVAL_S, probe.INTERVAL_MIN_S)
         self.deadline_s = deadline_s
+        #: Returns once what was told cannot be lost any more.
+        self.stored: Callable[[], Awaitable[None]] = _at_once
+        self._told = False  #: what the last read gave, and nobody has been told that it is kept
         self._metrics: dict[str, dict[str, None]] = {}  #: device -> the metrics that were told of it
         self._errors: set[str] = set()
 
@@ -66,12 +72,27 @@ class Polled:
                     yield note(self._source, "answers", f"answers again after {clock() - start_s:.0f} s")
                 for reading in self._result(call, late):
                     yield reading
-                self.probe.taken()
+                self._told = self.probe.KEEPS_PLACE
+                if self._told:
+                    await self.stored()
+                    call = thread.call(self.probe.taken)
+                    await asyncio.wait([call])
+                    self._told = False
+                    for reading in call.result():
+                        yield reading
                 await asyncio.sleep(0 if self.probe.more else max(start_s + self.interval_s - clock(), 0.0))
         finally:
-            if call is not None and call.done():
-                await asyncio.wait([thread.call(self._close)], timeout=CLOSE_S)
+            if call is not None and (call.done() or self._told):
+                await self._end(thread)
             thread.stop()
+
+    async def _end(self, thread: "_Thread") -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                if self._told:
+                    await self.stored()
+                    await asyncio.wait([thread.call(self.probe.taken)])
+        await asyncio.wait([thread.call(self._close)], timeout=CLOSE_S)
 
     def _close(self) -> list[Reading]:
         self.probe.close()
@@ -110,6 +131,10 @@ class Polled:
         """Once null for everything that a device had: a value that nobody can confirm is none."""
         for device in sorted(devices):
             yield Reading("sample", {"device": device, "v": dict(self._metrics.pop(device))})
+
+
+async def _at_once() -> None:
+    """Where nothing is kept nothing is waited for."""
 
 
 class _Thread:

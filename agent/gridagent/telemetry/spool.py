@@ -62,6 +62,8 @@ class Spool:
         self._fd, self._newest, self._size = -1, 0, 0  #: the newest segment and what the kernel has of it
         self._segments: dict[int, int] = {}  #: first seq -> flushed bytes, oldest first
         self.seq = self._resume()  #: of the newest record
+        self._handed_seq = self.seq  #: so far the kernel has them
+        self._handed = asyncio.Event()  #: set, and replaced, when it has more
 
     def append(self, kind: str, v: dict[str, Any], t_unix_s: float | None = None) -> int:
         """Takes a record over and returns its seq. Never waits, never fails."""
@@ -72,8 +74,15 @@ class Spool:
             seq=self.seq, boot=self._boot, t_unix_s=t_unix_s, node=self._node, kind=kind, v=v
         )
         self._pending.append((self.seq, _encode(record) + b"\n"))
+        self._shed()
         self._wake.set()
         return self.seq
+
+    async def stored(self) -> None:
+        """Returns once no end of this process can lose a record that was taken over so far."""
+        wanted = self.seq
+        while self._handed_seq < wanted:
+            await self._handed.wait()
 
     async def run(self) -> None:
         """Writes what is appended until it is cancelled; `close` does the rest."""
@@ -82,7 +91,6 @@ class Spool:
             try:
                 await self._store()
             except OSError:
-                self._shed()
                 await asyncio.sleep(RETRY_S)
                 self._wake.set()
 
@@ -97,8 +105,11 @@ class Spool:
             self._fd = -1
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """Whole lines with a seq above `after`, many at a time; then new ones as they come, for ever."""
-        first, offset = self._locate(after)
+        """Whole lines with a seq above `after`, many at a time; then new ones as they come, for ever.
+
+        A reader that is ahead has read another spool, which is gone: it is told everything.
+        """
+        first, offset = self._locate(after if after <= self.seq else 0)
         while True:
             version = self._version
             if offset < self._segments.get(first, 0):
@@ -175,7 +186,9 @@ class Spool:
                 raise
             self._size = size
             for _ in range(count):
-                self._pending.popleft()
+                self._handed_seq, _ = self._pending.popleft()
+            self._handed.set()
+            self._handed = asyncio.Event()
 
     def _open(self, first: int) -> None:
         """Goes on in the segment `first`, once the one before is flushed."""
@@ -196,7 +209,7 @@ class Spool:
             self._append_gap(first, following - 1)
 
     def _shed(self) -> None:
-        """Forgets the oldest of what the disk does not take."""
+        """Forgets the oldest of what the disk does not take, or not in time."""
         while len(self._pending) > PENDING_MAX:
             last, _ = self._pending.popleft()
             self._dropped = (self._dropped[0] if self._dropped else last, last)
@@ -214,19 +227,21 @@ class Spool:
         first = int(paths[-1].stem)
         self._open(first)
         content = paths[-1].read_bytes()
-        while content and (not content.endswith(b"\n") or _seq_of(_last_line(content)) < 0):
-            content = content[: content.rstrip(b"\n").rfind(b"\n") + 1]
-        os.ftruncate(self._fd, len(content))
+        seq, size = first - 1, len(content)
+        while size:
+            begin = content.rfind(b"\n", 0, size - 1) + 1
+            line = content[begin:size]
+            if line.endswith(b"\n") and (last := _seq_of(line)) >= 0:
+                seq = last
+                break
+            size = begin
+        os.ftruncate(self._fd, size)
         os.fsync(self._fd)
-        self._size = self._segments[first] = len(content)
-        return _seq_of(_last_line(content)) if content else first - 1
+        self._size = self._segments[first] = size
+        return seq
 
     def _path(self, first: int) -> Path:
         return self._folder / f"{first:020d}.jsonl"
-
-
-def _last_line(content: bytes) -> bytes:
-    return content[content.rfind(b"\n", 0, len(content) - 1) + 1 :]
 
 
 def _seq_of(line: bytes) -> int:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from pathlib import Path
 
 from gridagent.telemetry import Reading
@@ -13,6 +14,8 @@ TROUBLES_MAX = 20
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.ELOOP}
 #: How drivers say "I have no value (now)": an interface that is down has no speed, a slot no sensor.
 _NO_VALUE = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENODATA, errno.EAGAIN, errno.EBUSY, errno.EISDIR}
+#: What the kernel prints of 64 bits. More digits are no number of its, and a part of them another number.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 
 
 def sample(device: str, values: dict[str, float | None], **about: object) -> Reading:
@@ -58,11 +61,12 @@ class Tree:
     def number(self, name: str, scale: float = 1) -> float | None:
         """The file's integer times `scale`, None where there is none. 64 bits stay exact at scale 1."""
         text = self.text(name)
-        try:
-            value = int(text[:40]) if text else None
-        except ValueError:
-            return None
-        return None if value is None else value * scale
+        return int(text) * scale if text and _INTEGER.fullmatch(text) else None
+
+    def count(self, name: str, scale: float = 1) -> float | None:
+        """As `number`, of what nothing can be less than none of."""
+        value = self.number(name, scale)
+        return None if value is None or value < 0 else value
 
     def names(self, folder: str, prefix: str = "") -> list[str]:
         """The names in a folder that begin with `prefix`, in order; none where there is no such folder."""

@@ -1,0 +1,26 @@
+-- What detection decided (type decision) and what ought to be done by the assessor (type choice).
+SELECT seq,
+       coalesce(TRY_CAST(data ->> '$.t_unix_s' AS DOUBLE), t_unix_s) AS t_unix_s,
+       t_unix_s                                            AS recorded_unix_s,
+       data ->> '$.incident'                               AS incident,
+       data ->> '$.type'                           AS type,
+       data ->> '$.kind'                           AS kind,
+       data ->> '$.node'                           AS node,
+       data ->> '$.device'                         AS device,
+       data ->> '$.job'                            AS job,
+       data ->> '$.decision'                       AS decision,
+       data ->> '$.action'                         AS action,
+       data ->> '$.wanted'                         AS wanted,
+       data ->> '$.cheapest'                       AS cheapest,
+       TRY_CAST(data ->> '$.automatic' AS BOOLEAN) AS automatic,
+       TRY_CAST(data ->> '$.uncertain' AS BOOLEAN) AS uncertain,
+       TRY_CAST(data ->> '$.p_24h' AS DOUBLE)      AS p_24h,
+       data ->> '$.basis'                          AS basis,
+       data ->> '$.rule'                           AS rule,
+       TRY_CAST(data -> '$.rules' AS VARCHAR[])    AS rules,
+       data ->> '$.severity'                       AS severity,
+       data -> '$.alternatives'                    AS alternatives,
+       TRY_CAST(data -> '$.why' AS VARCHAR[])      AS why,
+       data
+FROM records
+WHERE kind = 'decision' AND (data ->> '$.type') IS DISTINCT FROM 'suppressed'
