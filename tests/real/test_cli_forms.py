@@ -31,6 +31,12 @@ ELSEWHERE = {
     "detect score",
     "reset apply",
     "incident compare",
+    "history compact",
+    "history export",
+    "history import",
+    "history retain",
+    "notify silence",
+    "notify test",
 }
 
 
