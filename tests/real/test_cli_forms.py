@@ -19,6 +19,22 @@ from gridctl.cli.output import Format
 from gridctl.home import Home
 
 BECAUSE = ["--yes", "--reason", "a test"]
+#: They need no name of anything in the fleet.
+PLAIN = (
+    ("audit verify",),
+    ("audit show",),
+    ("ask",),
+    ("ask", "swaps"),
+    ("sql", "FROM runs"),
+    ("history stats",),
+    ("notify status",),
+    ("journal verify",),
+    ("policy list",),
+    ("policy show", "xid 48"),
+    ("help exit-codes",),
+    ("doctor",),
+    ("version",),
+)
 #: Their output is that of `run attach`, or goes through its forms in the tests of its own.
 ELSEWHERE = {
     "run abort",
@@ -97,6 +113,7 @@ def test_every_command_prints_real_values_in_every_form(
         all_forms("swap apply", plan["id"], "--dry-run")
         run = json.loads(printed(fleet, capsys, Format.json, "swap", "apply", plan["id"], *BECAUSE))["id"]
         for command, *arguments in (
+            *PLAIN,
             ("fleet",),
             ("nodes",),
             ("nodes", "n2"),
@@ -110,19 +127,6 @@ def test_every_command_prints_real_values_in_every_form(
             ("run attach", run),
             ("risk",),
             ("risk", "n2"),
-            ("doctor",),
-            ("version",),
-            ("journal verify",),
-            ("audit verify",),
-            ("audit show",),
-            ("ask",),
-            ("ask", "swaps"),
-            ("sql", "FROM runs"),
-            ("history stats",),
-            ("notify status",),
-            ("policy list",),
-            ("policy show", "xid 48"),
-            ("help exit-codes",),
             ("freeze", "--dry-run"),
             ("freeze", *BECAUSE),
             ("thaw", "--dry-run"),
