@@ -10,7 +10,8 @@ import typer
 from gridctl.cli.console import Console
 from gridctl.cli.output import Column, Format, clean, emit, flat, say
 from gridctl.cli.page import Output, Page, duration, full, listing, local, present
-from gridctl.errors import ConfigError, UsageError
+from gridctl.cli.postmortem import history_of
+from gridctl.errors import UsageError
 
 if TYPE_CHECKING:
     from gridctl.history import History
@@ -71,7 +72,7 @@ def ask(
     if question not in known:
         raise UsageError(f"there is no question {question!a}: `gridctl ask` lists them")
     found, asked = known[question], asked_about(since, until, where, by.value if by else "")
-    history = _history(console)
+    history = history_of(context)
     sql = compose(history, found, asked, load_policy(console.home))
     if explain:
         _explain(found, sql, output)
@@ -91,7 +92,7 @@ def sql(
     output: Output = Format.table,
 ) -> None:
     """Ask the history one SELECT: it can read the views and nothing else, and changes nothing."""
-    history = _history(Console.of(context))
+    history = history_of(context)
     if schema:
         present(_schema(history, query), output)
         return
@@ -104,16 +105,6 @@ def sql(
     present(_table(columns, rows[:limit] if more else rows), output)
     if more:
         say(f"these are the first {limit} rows and there are more: --limit 0 prints all")
-
-
-def _history(console: Console) -> "History":
-    from gridctl.control.settings import load_policy
-    from gridctl.history import History
-
-    folder = console.home.journal
-    if not folder.is_dir():
-        raise ConfigError(f"there is no journal in {folder}: has a controller run in this home?")
-    return History.of(console.home, load_policy(console.home).history)
 
 
 def _query(history: "History", sql: str, rows_max: int | None) -> tuple[list[str], list[tuple[Any, ...]]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from gridctl.cli.exits import Exit
+from gridctl.visible import visible
 
 CELL_MIN = 6
 GAP = "  "
@@ -69,16 +70,7 @@ class Column:
 
 def clean(text: object) -> str:
     """Text from outside, safe for a terminal: controls, direction marks and line breaks show."""
-    return "".join(_visible(character) for character in str(text))
-
-
-def _visible(character: str) -> str:
-    if character == " " or unicodedata.category(character)[0] not in "CZ":
-        return character
-    code = ord(character)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return visible(str(text))
 
 
 def cells(text: str) -> int:

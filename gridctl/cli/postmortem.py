@@ -17,6 +17,7 @@ from gridctl.errors import ConfigError
 if TYPE_CHECKING:
     from gridagent.wire import StreamRecord
     from gridctl.history import History
+    from gridctl.history.report.document import Document
     from gridctl.history.report.facts import Report
     from gridctl.history.report.source import Source
 
@@ -42,19 +43,10 @@ def report(
     Times are UTC and this machine's. Plots are in the HTML form, which is one file and opens offline;
     where no telemetry of that time is kept it says so. Nothing is taken out of what nodes have printed.
     """
-    from gridctl.history.report import markdown, page
     from gridctl.history.report.document import document
 
     made = _report(history_of(context), incident)
-    if form is Form.json:
-        text = as_json(full(made))
-    else:
-        text = (markdown if form is Form.md else page).write(document(made, None))
-    if out is None:
-        emit(text)
-        return
-    write_new(out, text)
-    say(f"{incident}: {out}")
+    deliver(incident, made, document(made, None), form, out)
 
 
 def compare(context: typer.Context, incident: Id, other: Other, output: Output = Format.table) -> None:
@@ -122,6 +114,21 @@ def _shown(value: object) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def deliver(name: str, facts: object, document: "Document", form: Form, out: Path | None) -> None:
+    """Prints what was made out of the history, or writes it into a file. `facts`: what JSON has."""
+    from gridctl.history.report import markdown, page
+
+    if form is Form.json:
+        text = as_json(full(facts))
+    else:
+        text = (markdown if form is Form.md else page).write(document)
+    if out is None:
+        emit(text)
+        return
+    _write(out, text)
+    say(f"{name}: {out}")
+
+
 def history_of(context: typer.Context) -> "History":
     """This home's history. Raises `ConfigError` where no controller has ever run."""
     from gridctl.control.settings import load_policy
@@ -141,7 +148,7 @@ def _report(history: "History", incident: str) -> "Report":
     return report(read(history, incident))
 
 
-def write_new(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     """Whole or not at all; what nodes have printed is for its owner to show around."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -7,9 +7,7 @@ from typing import Annotated
 import typer
 
 from gridctl.cli.console import Console
-from gridctl.cli.output import as_json, emit, say
-from gridctl.cli.page import full
-from gridctl.cli.postmortem import Form, history_of, write_new
+from gridctl.cli.postmortem import Form, deliver, history_of
 
 
 def review(
@@ -23,7 +21,6 @@ def review(
     Out of the history's files, without a controller.
     """
     from gridctl.control.settings import load_policy
-    from gridctl.history.report import markdown, page
     from gridctl.history.review.document import document
     from gridctl.history.review.levels import levels
     from gridctl.history.review.source import read
@@ -40,12 +37,4 @@ def review(
     end_unix_s = min(until_unix_s, now_unix_s)
     targets = levels(history, load_policy(home), home.questions, from_unix_s, end_unix_s)
     made = read(history, name, from_unix_s, until_unix_s, now_unix_s, targets)
-    if form is Form.json:
-        text = as_json(full(made))
-    else:
-        text = (markdown if form is Form.md else page).write(document(made, None))
-    if out is None:
-        emit(text)
-        return
-    write_new(out, text)
-    say(f"{name}: {out}")
+    deliver(name, made, document(made, None), form, out)

@@ -23,6 +23,7 @@ import msgspec
 
 from gridctl.errors import ConfigError, UsageError
 from gridctl.history import VIEWS, History, HistoryError
+from gridctl.history.tables import quoted
 from gridctl.model.policy import Policy
 
 #: What answers can be asked by, besides the fleet as a whole.
@@ -166,7 +167,7 @@ def expression(history: History, text: str) -> str:
     """
     refused = UsageError(f"--where {text[:200]!a} is no expression over columns, like \"rack = 'r1'\"")
     # The bracket closes on a line of its own: a comment does not swallow it.
-    select = _quoted(f"SELECT ({text}\n)")
+    select = quoted(f"SELECT ({text}\n)")
     try:
         (serialised,) = history.query(f"SELECT json_serialize_sql({select})")[1][0]
         (statement,) = json.loads(serialised)["statements"]
@@ -181,7 +182,7 @@ def expression(history: History, text: str) -> str:
             or not _classes(item) <= _CLASSES
         ):
             raise refused
-        (written,) = history.query(f"SELECT json_deserialize_sql({_quoted(serialised)}::JSON)")[1][0]
+        (written,) = history.query(f"SELECT json_deserialize_sql({quoted(serialised)}::JSON)")[1][0]
     except (HistoryError, LookupError, TypeError, ValueError, UnicodeError):
         raise refused from None
     return f"({written.removeprefix('SELECT ')})"
@@ -195,10 +196,6 @@ def _classes(item: Any) -> set[str]:
         own = {item["class"]} if isinstance(item.get("class"), str) else set()
         return own.union(*map(_classes, item.values()))
     return set()
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def moment(text: str, now_unix_s: float) -> float:

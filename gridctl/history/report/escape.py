@@ -2,8 +2,9 @@
 
 import html
 import re
-import unicodedata
 from urllib.parse import quote
+
+from gridctl.visible import visible
 
 _MARKDOWN = re.compile(r"([\\`*\[\]<|~&$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 #: What begins a heading, a quotation or a list, where a text begins with it.
@@ -11,20 +12,6 @@ _BEGIN = re.compile(r"^( *)([>#]|[-+=](?=[-+= ]|$))")
 _NUMBER = re.compile(r"^( *\d{1,9})([.)])(?= |$)")
 #: What GitHub and others make a link of without being asked.
 _AUTOLINK = re.compile(r"(?i)(?<=www)\.|:(?=//)")
-
-
-def visible(text: str) -> str:
-    """Controls, direction marks and line breaks show, and act on nothing."""
-    return "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    if character == " " or unicodedata.category(character)[0] not in "CZ":
-        return character
-    code = ord(character)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def markdown(text: str) -> str:

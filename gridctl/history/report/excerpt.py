@@ -17,7 +17,8 @@ import msgspec
 from gridagent.journal import Record
 from gridagent.wire import StreamRecord
 from gridctl.history import History, HistoryError
-from gridctl.history.report.source import Source, literal, rows
+from gridctl.history.report.source import Source, rows
+from gridctl.history.tables import quoted
 from gridctl.model.findings import WatchedNode
 from gridctl.model.plans import Plan
 from gridctl.ports.recording import Header, Job
@@ -156,7 +157,7 @@ def _samples(
     lacking: list[str],
 ) -> Iterator[StreamRecord]:
     """The last value of every metric in each span that is kept; a span of a minute is one value."""
-    names, spans, count = ", ".join(map(literal, nodes)) or "''", set[float](), 0
+    names, spans, count = ", ".join(map(quoted, nodes)) or "''", set[float](), 0
     sql = (
         'SELECT t_unix_s, span_s, node, device, metric, "last" AS value FROM samples'
         f" WHERE node IN ({names})",
@@ -188,7 +189,7 @@ def _steps(
     count = 0
     sql = (
         "SELECT t_unix_s, node, job, rank, step, step_s, loss, grad_norm FROM progress"
-        f" WHERE job = {literal(job)}",
+        f" WHERE job = {quoted(job)}",
         "ORDER BY t_unix_s, rank, step",
     )
     for found in _chunks(history, sql, window, "progress", lacking) if job else ():

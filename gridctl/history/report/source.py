@@ -9,6 +9,7 @@ from gridagent.journal import Record
 from gridctl.errors import Refused
 from gridctl.history import History, HistoryError
 from gridctl.history.report.shapes import sound
+from gridctl.history.tables import quoted
 
 #: A plot shows so much before the first line and after the last record.
 MARGIN_S = 600.0
@@ -88,12 +89,12 @@ def read(history: History, incident: str) -> Source:
 
 def _of(history: History, incident: str) -> list[Record]:
     """All records of an incident, in order."""
-    its = f"incident = {literal(incident)}"
+    its = f"incident = {quoted(incident)}"
     states = rows(history, f"SELECT seq, recorded_unix_s, state FROM row_incidents WHERE {its} ORDER BY seq")
     if not states:
         return []
     few = rows(history, f"SELECT seq FROM row_audit WHERE {its}")
-    more = f"data ->> '$.incident' = {literal(incident)} AND kind NOT IN ('incident', 'audit')"
+    more = f"data ->> '$.incident' = {quoted(incident)} AND kind NOT IN ('incident', 'audit')"
     more += f" AND seq > {states[0]['seq']}"
     if states[-1]["state"] == "closed":
         more += f" AND t_unix_s <= {states[-1]['recorded_unix_s'] + LATE_S!r}"
@@ -126,11 +127,6 @@ def _data(text: Any) -> Row:
     return found if isinstance(found, dict) else {}
 
 
-def literal(value: str) -> str:
-    """A value as a literal of SQL."""
-    return "'" + value.replace("'", "''") + "'"
-
-
 def _when(record: Record) -> float:
     """When it happened, by its node's clock, unless that is off by more than a day."""
     told = record.data.get("t_unix_s")
@@ -161,7 +157,7 @@ def _cuts(records: list[Record]) -> list[int]:
 
 def _around(history: History, node: str, begin: float, end: float) -> list[Record]:
     """What belongs to no incident: it is of this one's story where it is of its node and its time."""
-    its = f"node = {literal(node)} AND coalesce(incident, '') = '' AND recorded_unix_s >= {begin!r}"
+    its = f"node = {quoted(node)} AND coalesce(incident, '') = '' AND recorded_unix_s >= {begin!r}"
     then = f"{its} AND recorded_unix_s <= {end + MARGIN_S!r}"
     found = rows(
         history,
@@ -176,7 +172,7 @@ def _earlier(history: History, node: str, incident: str, begin: float) -> list[R
     return rows(
         history,
         "SELECT incident, coalesce(arg_max(kind, seq), '') AS kind, min(t_unix_s) AS opened_unix_s"
-        f" FROM row_incidents WHERE node = {literal(node)} AND incident <> {literal(incident)}"
+        f" FROM row_incidents WHERE node = {quoted(node)} AND incident <> {quoted(incident)}"
         f" GROUP BY incident HAVING opened_unix_s < {begin!r}"
         f" ORDER BY opened_unix_s DESC, incident LIMIT {EARLIER_MAX}",
     )
@@ -188,7 +184,7 @@ def _merged(history: History, incident: str) -> list[str]:
         history,
         "SELECT incident FROM row_incidents WHERE incident IS NOT NULL GROUP BY incident"
         " HAVING arg_max(coalesce(merged_into, ''), seq) FILTER (state = 'open' OR merged_into IS NOT NULL)"
-        f" = {literal(incident)} ORDER BY incident",
+        f" = {quoted(incident)} ORDER BY incident",
     )
     return [row["incident"] for row in found]
 
@@ -196,7 +192,7 @@ def _merged(history: History, incident: str) -> list[str]:
 def _facts(history: History, node: str, begin: float) -> Row:
     found = rows(
         history,
-        f"SELECT arg_max(data, seq) AS data FROM row_facts WHERE node = {literal(node)}"
+        f"SELECT arg_max(data, seq) AS data FROM row_facts WHERE node = {quoted(node)}"
         f" AND recorded_unix_s <= {begin + MARGIN_S!r}",
     )
     return _data(found[0]["data"]) if found and found[0]["data"] else {}
@@ -224,10 +220,10 @@ def _within(window: tuple[float, float]) -> str:
 
 
 def _samples(node: str, window: tuple[float, float]) -> str:
-    names = ", ".join(map(literal, METRICS))
+    names = ", ".join(map(quoted, METRICS))
     t = f"floor(t_unix_s / {_bucket_s(window)!r}) * {_bucket_s(window)!r}"
     return (
-        f"SELECT device, metric, {t} AS t, avg(value) AS value FROM samples WHERE node = {literal(node)}"
+        f"SELECT device, metric, {t} AS t, avg(value) AS value FROM samples WHERE node = {quoted(node)}"
         f" AND metric IN ({names}) AND {_within(window)} GROUP BY ALL ORDER BY metric, device, t"
     )
 
@@ -237,7 +233,7 @@ def _progress(job: str, window: tuple[float, float]) -> str:
     return (
         f"SELECT rank, {t} AS t, avg(loss) FILTER (isfinite(loss)) AS loss,"
         " avg(step_s) FILTER (isfinite(step_s)) AS step_s"
-        f" FROM progress WHERE job = {literal(job)} AND {_within(window)} GROUP BY ALL ORDER BY rank, t"
+        f" FROM progress WHERE job = {quoted(job)} AND {_within(window)} GROUP BY ALL ORDER BY rank, t"
     )
 
 
@@ -248,6 +244,6 @@ def _beside(job: str, window: tuple[float, float], cuts: list[int]) -> str:
     return (
         "SELECT step, avg(loss) FILTER (isfinite(loss)) AS loss,"
         " avg(step_s) FILTER (isfinite(step_s)) AS step_s"
-        f" FROM progress WHERE job = {literal(job)} AND {_within(window)} AND ({' OR '.join(near)})"
+        f" FROM progress WHERE job = {quoted(job)} AND {_within(window)} AND ({' OR '.join(near)})"
         " GROUP BY step ORDER BY step"
     )
