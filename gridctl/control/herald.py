@@ -223,14 +223,13 @@ class Herald:
         severities = [str(found.get("severity")) for found in (*one.findings, one.decision) if found]
         known = [severity for severity in severities if severity in SEVERITIES]
         why = [str(line) for found in (one.decision, *one.findings[:1]) for line in found.get("why", [])]
-        rack = (node.status.rack if node and node.status else "") or (node.rack if node else "")
         return Subject(
             labels={
                 "incident": one.id,
                 "kind": one.kind,
                 "severity": max(known, key=SEVERITIES.index, default="warning"),
                 "node": one.node,
-                "rack": rack,
+                "rack": node.rack if node else "",
                 "job": one.job,
                 "owner": self._config.owner_of(one.job),
             },
